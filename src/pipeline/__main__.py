@@ -1,4 +1,4 @@
-"""The `pipeline` command, which Ctrl+C ends without a traceback even during its imports."""
+"""The `pipeline` command; Ctrl+C ends it without a traceback, even during its imports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def mlagents_learn() -> int:
 
 
 def mlagents_push_to_hf() -> int:
-    """Run `pipeline push` as `mlagents-push-to-hf`."""
+    """Run `pipeline push` as `mlagents-push-to-hf`, ML-Agents' command."""
     return main("push")
 
 
 def mlagents_load_from_hf() -> int:
-    """Run `pipeline pull` as `mlagents-load-from-hf`."""
+    """Run `pipeline pull` as `mlagents-load-from-hf`, ML-Agents' command."""
     return main("pull")
 
 

@@ -71,15 +71,18 @@ def train(
 
     Args:
         env: what `make_env` takes, or a list of objects; None for the Unity Editor. Executables run
-            in processes of their own, all others in this one. An object is one copy.
+            in processes of their own, other environments in this process. An object counts as one
+            copy.
         settings: a trainer configuration: an object, a mapping, or the path of a file.
         seed: all random numbers of the run derive from it.
         run_dir: folder of the run. An earlier run in it is refused without `resume` or `force`.
         callbacks: receive the events of the run, and may end it. Only with one learner.
         sinks: sinks of the summaries: objects, or names as for `pipeline learn --track`.
-        progress: print summaries as `pipeline learn`; None: on a terminal and in a notebook.
+        progress: whether to print summaries as `pipeline learn` does; None: only on a terminal and
+            in a notebook.
         num_envs: number of environments of a name, a class or a function.
-        n_agents: copies (or agents of a simulator) in each; None: 16 of a class, function or id.
+        n_agents: number of copies in each environment, or of a simulator's agents; None: 16 copies
+            of a class, function or id.
         env_options: keywords of the simulator or the bridge, as for `make_env`.
         env_args: arguments of an executable.
         resume: continue from the checkpoints in `run_dir`.
@@ -88,8 +91,9 @@ def train(
             `run_dir` or in `results`; or a file for each behavior.
         inference: act and count episodes until a signal comes; neither learn nor save.
         export: write an ONNX file beside each numbered checkpoint; always with the sink `mlflow`.
-        device: `cpu`, `cuda`, ...; None measures which is fastest.
-        torch_threads: threads of torch; other numbers round sums differently. None: measured.
+        device: `cpu`, `cuda`, ...; None measures which device is fastest.
+        torch_threads: number of torch's threads; sums are rounded differently with another number.
+            None measures which is fastest.
         learners: processes that learn together, each with `num_envs` executables.
         resume_interval_s: least seconds between two saves of the state for `resume`.
 
@@ -175,9 +179,9 @@ def train(
 def _environments(
     env: Any, num_envs: int, n_learners: int, *, first: tuple[int, int], **options: Any
 ) -> tuple[Any, str]:
-    """Return a run's environments for the trainer, and how many there are as text.
+    """Return a run's environments for the trainer, and a text with their number.
 
-    `first` has the seed of the first worker, and this process's number among the learners.
+    `first` has the seed of the first worker, and the number of this process among the learners.
     """
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]
@@ -202,7 +206,7 @@ def _environments(
 
 
 def _is_watched() -> bool:
-    """Return whether someone reads the output: on a terminal, or in a notebook."""
+    """Return whether the output goes to a terminal or a notebook, where a user may read it."""
     return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
@@ -385,7 +389,7 @@ class LoadedPolicy:
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
     def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError, with the replacement of a method that was removed."""
+        """Raise AttributeError; for a removed method, the message names its replacement."""
         instead = {"native": ": `act` returns the environment's action", "end": ": call `reset`"}
         raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
 
@@ -463,14 +467,14 @@ def evaluate(
 
 
 def _is_program(source: object) -> bool:
-    """Return whether an environment is an executable, which runs in another process."""
+    """Return whether an environment is given as an executable, which runs in another process."""
     if isinstance(source, str):
         return environment_of(source).packed() is None
     return isinstance(source, Path)
 
 
 def _path_of(name: str) -> str:
-    """Return the path of an executable from its path, its folder, or a name in params.yaml."""
+    """Return the path of an executable, given its path, its folder, or a name in params.yaml."""
     return str(in_folder(Path(getattr(environment_of(name), "path", name))))
 
 

@@ -110,7 +110,7 @@ class FetchError(PipelineError):
 
 
 class NotReadyError(PipelineError):
-    """A check of `pipeline doctor` failed, or `pipeline reproduce` made other results."""
+    """A check of `pipeline doctor` failed, or `pipeline reproduce` made results that differ."""
 
     exit_code = 1
 
@@ -146,7 +146,7 @@ def brief(value: object) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the first `most` names as text, followed by the number of omitted names."""
+    """Return the first `most` names as text, followed by the number of the other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -235,11 +235,11 @@ class UnityObservationException(UnityException):
 
 
 class UnitySpecificationException(UnityException):
-    """A behavior's shapes or actions are impossible, or its messages would take too much memory."""
+    """A behavior's shapes or actions are impossible, or its messages would need too much memory."""
 
 
 class UnityActionException(UnityException):
-    """An action does not fit the behavior it is meant for."""
+    """An action does not fit the specification of its behavior."""
 
 
 class UnityTimeOutException(UnityException):

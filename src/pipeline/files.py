@@ -40,7 +40,7 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the name `path` to an OSError of the `with` block that names no file.
+    """Add the file name `path` to an OSError without a file name that the `with` block raises.
 
     For example, the error of a full disk names no file.
     """
@@ -251,7 +251,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name in a missing path's folder most similar to the path's; None if none is."""
+    """Return the entry of a missing path's folder with the most similar name; None if none is."""
     with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
@@ -276,7 +276,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:
-    """Return files in `n_levels` levels of a folder, except hidden ones; at most `_MOST_FILES`."""
+    """Return files in `n_levels` levels of a folder, at most `_MOST_FILES`, no hidden files."""
     levels, paths = [folder], list[Path]()
     for _ in range(n_levels):
         entries: list[Path] = []
@@ -347,16 +347,17 @@ _KINDS = {
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
-"""What a file is that is often given by mistake, and a remedy, by a pattern of its first bytes."""
+"""By a pattern of a file's first bytes: a text with the type of the file, and what to do with the
+file."""
 _PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
 _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
 
 def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env") -> str | None:
-    """Return a text with a file's type, by its first bytes, and a remedy; None if it is unknown.
+    """Return a text on the type of a file, by its first bytes, and a remedy; None if unknown.
 
-    A file of the expected type begins with `own`, and the result is None. `program` is the remedy
-    for an executable.
+    The result is also None for a file of the expected type, which begins with `own`. `program` is
+    the remedy for an executable.
     """
     if own and data.startswith(own):
         return None
@@ -412,7 +413,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def zip_entry(name: str) -> zipfile.ZipInfo:
-    """Return a zip archive's entry for a file, which depends on the file's name alone."""
+    """Return the entry of a zip archive for a file; equal names give equal entries at any time."""
     # The earliest time that zip can store, because the bytes must not depend on the date.
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
     # Unix on every system, because zipfile would store the present system.

@@ -29,7 +29,7 @@ _FLAGS = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "
 
 
 def is_portable() -> bool:
-    """Return whether this process has the variables of `PORTABLE`."""
+    """Return whether this process has the environment variables of `PORTABLE`."""
     return all(os.environ.get(name) == value for name, value in PORTABLE.items())
 
 
@@ -73,7 +73,7 @@ def facts() -> dict[str, Any]:
 
 
 def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those recorded facts that decide rounding; in portable mode the CPU is not one."""
+    """Return the recorded facts that decide rounding; in portable mode without the CPU."""
     selected = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
     if recorded.get("portable"):
         selected.pop("processor", None)

@@ -106,7 +106,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @property
     def more(self) -> str:
-        """Text on how to add plug-ins, for the end of an error that lists the known names."""
+        """Text on how plug-ins are added, for the end of an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} add more: docs/how-to/plugins.md"
         points = all_of(self.mlagents_group) if self.mlagents_group else []
         # ML-Agents' own trainers are in the same group, but they are built in here.
@@ -120,7 +120,7 @@ class Group(Mapping[str, T], Generic[T]):
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
-        """Return the version of each package, and the digest of each file, with a plug-in."""
+        """Return versions of packages and digests of files that provide the plug-ins `names`."""
         versions: dict[str, str] = {}
         for name in names:
             if self._is_in_file(name):
@@ -166,7 +166,7 @@ def load(path: str, *, package: str = "") -> Any:
 
 
 def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_nets.py") -> Any:
-    """Return the function or class `module:name`; the current folder is the last to be searched.
+    """Return the function or class `module:name`; the current folder is searched last.
 
     Args:
         path: the name.

@@ -1,4 +1,4 @@
-"""The old name of `dag`, for `dvc.yaml` of older projects; it ends with an error."""
+"""The old name of `pipeline.dag`, for `dvc.yaml` of older projects; it exits with an error."""
 
 import sys
 

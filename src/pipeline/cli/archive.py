@@ -1,4 +1,4 @@
-"""`pipeline archive`: write all that reproduces a project's results into one zip file.
+"""`pipeline archive`: write a project's results, and all inputs of its runs, into one zip file.
 
     archive.json     format, commit, Python's version, and the SHA-256 of each result
     README.md        how to reproduce the results
@@ -10,7 +10,8 @@
     cache/           archives of environments by URL, unpacked
     results/, data/  the results: demonstrations, curves, models, evaluations, report
 
-The same commit and results give the same bytes: names are sorted, and times and permissions fixed.
+The same commit and results give the same bytes: names are sorted, and times and permissions are
+fixed.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _log = logging.getLogger(__name__)
 ABOUT = "archive.json"
 FORMAT = 1
 TORCH, TORCH_CPU, TRAIN = "torch.txt", "torch-cpu.txt", "train.txt"
-"""The locks of torch as PyPI has it or for the CPU alone, and of what else makes results. `dev.txt`
-has the tools of developers."""
+"""Names of the lock files: torch as PyPI has it, torch for the CPU only, and the other packages
+that make results. One more lock file, `dev.txt`, has the tools of developers."""
 _CRATE, _CITATION = "ro-crate-metadata.json", "CITATION.cff"
 _MADE = ("results", "build/env", "data/demos", "workflow/code", "workflow/runs.yaml", "dvc.lock")
-"""Paths that stages or engines write, which are no sources even if git has them."""
+"""Paths that stages or engines write. They do not count as sources, even if git tracks them."""
 _LOCKED = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 _MOST_NAMED = 4
 _README = """\
@@ -78,7 +79,7 @@ def add_options(parser: Parser) -> None:
     option(
         parser,
         "--with-packages",
-        "put the packages in, for this platform and Python: 0.5 GB, 3 GB with CUDA",
+        "also add the packages, for this platform and Python version: 0.5 GB, 3 GB with CUDA",
     )
 
 
@@ -154,11 +155,11 @@ def result_files(params: Params, root: Path) -> Iterator[Path]:
 
 
 def _committed(root: Path) -> tuple[dict[str, bytes], str]:
-    """Return the files of a repository's commit by name, and the commit.
+    """Return the files of a repository's newest commit by name, and the commit's id.
 
     Raises:
-        StageError: There is no commit, or a source differs from it: an archive of it would not
-            reproduce the results.
+        StageError: There is no commit, or a source differs from it: an archive of the commit would
+            not reproduce the results.
     """
     commit = git(root, "rev-parse", "HEAD")
     if commit is None:
@@ -192,7 +193,7 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
 
 
 def _refuse_pending(root: Path) -> None:
-    """Refuse results that the present sources and parameters would not make."""
+    """Raise an error if sources or parameters have changed since the results were made."""
     _log.info("Asking Snakemake whether all results are up to date")
     if pending := engines.snakemake_summary(root).pending:
         raise StageError(
@@ -201,7 +202,7 @@ def _refuse_pending(root: Path) -> None:
 
 
 def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
-    """Return files that stages have read and git does not have, such as builds of Unity.
+    """Return the files that stages have read but git does not track, such as builds of Unity.
 
     Raises:
         StageError: A stage has read a file outside the project.
@@ -224,7 +225,10 @@ def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
 
 
 def _fetched(params: Params) -> Iterator[tuple[str, Path]]:
-    """Yield the files of environments that were fetched by URL, which need no network then."""
+    """Yield cached files of the environments that were fetched by URL.
+
+    With these files, a reproduction does not need the network for the environments.
+    """
     cache = fetch.cache_folder()
     for environment in params.environments.values():
         archive = isinstance(environment, FetchSource) and environment.archive(this_platform())
@@ -251,7 +255,7 @@ def _code(root: Path) -> dict[str, Path | bytes]:
 
 
 def _locks(root: Path) -> dict[str, Path]:
-    """Return the locks by name: those of the code, and others of the project."""
+    """Return the lock files by name: those of rl-pipeline, and others of the project."""
     folders = (code_of(root) / "locks", root / "locks")
     found = {path.name: path for folder in folders for path in sorted(folder.glob("*.txt"))}
     if missing := [name for name in (TORCH, TRAIN) if name not in found]:
@@ -260,21 +264,24 @@ def _locks(root: Path) -> dict[str, Path]:
 
 
 def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
-    """Return locks with one of the two of torch: for the CPU alone, or as PyPI has it."""
+    """Return the lock files, with only one of the two lock files for torch.
+
+    If `cpu` is True, it is the lock file of torch for the CPU only, else of torch as PyPI has it.
+    """
     by_name = {path.name: path for path in locks}
     by_name.pop(TORCH if cpu and TORCH_CPU in by_name else TORCH_CPU, None)
     return list(by_name.values())
 
 
 def locked(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the version of each package in locks, by its normalised name."""
+    """Return the version of each package in lock files, by the package's normalised name."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     # The suffix of a build, such as `+cpu`, is cut off.
     return {_normal(name): version.partition("+")[0] for name, version in _LOCKED.findall(text)}
 
 
 def unlocked(versions: Mapping[str, str]) -> Iterator[str]:
-    """Yield the installed packages with another version than in locks, with both versions."""
+    """Yield a text for each package that is installed in another version than locked."""
     for name, version in sorted(versions.items()):
         try:
             installed = metadata.version(name)
@@ -285,7 +292,10 @@ def unlocked(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
-    """Refuse packages that the results needed and that the locks do not have as installed."""
+    """Refuse to archive if installed packages differ from the lock files.
+
+    Also refuse if an environment was made with a package that no lock file has.
+    """
     from pipeline.envs.executable import DESCRIPTION, load
     from pipeline.simulators.pack import packages_in
 
@@ -305,7 +315,7 @@ def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
 
 
 def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    """Download the locked packages for this platform and Python, and return them by name."""
+    """Download the packages in lock files for this platform and Python, and return them by name."""
     _log.info("Downloading the packages")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"]
     command += ["--dest", str(folder)]

@@ -1,4 +1,4 @@
-"""`pipeline card`: a folder with a run's policies and a model card about them."""
+"""`pipeline card`: write a folder with a run's policies and a model card about them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RUN_CONFIGURATION = "configuration.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A trained run of the DAG or of `pipeline learn`."""
+    """A trained run, made by the stages of the DAG or by `pipeline learn`."""
 
     name: str
     """Title of the card."""

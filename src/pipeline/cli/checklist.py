@@ -1,4 +1,4 @@
-"""`pipeline checklist`: answers to a conference's checklist, from what the runs know."""
+"""`pipeline checklist`: answer a conference's checklist from the records of a project's runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.settings.yaml_file import read_yaml
 from pipeline.tracking.run_metadata import git
 
 Forms = dict[str, dict[str, list[str]]]
-"""Sentences by item, by form."""
+"""For each checklist: the sentences that answer each of its items."""
 BY_AUTHORS = "to be answered by the authors"
 # The items of the NeurIPS paper checklist (2025), of ACM's badges (version 1.1) and of the usual
 # artifact appendix; an item with an answer in `_known` is followed by the key of this answer.
@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the items of both forms, with answers where the runs know them."""
+    """Return both checklists, with answers that params.yaml and the runs' records give."""
     known = {key: [*lines] for key, lines in _known(Path.cwd(), load_params()).items()}
     forms: Forms = {}
     for title, text in _FORMS.items():
@@ -71,7 +71,7 @@ def _answer(lines: Sequence[str]) -> str:
 
 
 def _known(root: Path, params: Params) -> dict[str, Iterable[str]]:
-    """Return sentences that params.yaml and the records of the runs know, by subject."""
+    """Return sentences that follow from params.yaml and the records of the runs, by subject."""
     runs = {name: (one.seeds, one.stages) for name, one in params.experiments.items()}
     # Trials count in the total compute, although the paper may only show the best.
     for name, sweep in params.sweeps.items():

@@ -1,4 +1,4 @@
-"""`pipeline claims`: write what the results claim, and check whether other results hold it."""
+"""`pipeline claims`: write claims about results, and check whether other results confirm them."""
 
 from __future__ import annotations
 
@@ -44,23 +44,26 @@ class ClaimError(SettingsError):
 
 def add_options(parser: Parser) -> None:
     """Add the subcommands of `pipeline claims`."""
-    check = parser.add_command("check", "answer each claim of claims.yaml", _check)
+    check = parser.add_command(
+        "check", "check each claim of claims.yaml against the present results", _check
+    )
     check.description = (
-        "Answer each claim of claims.yaml by the present results: `identical` if the result files "
-        "have the recorded bytes; `reproduced` if not, but the intervals overlap, the value is "
-        "within the tolerance, or the comparison holds; else `not`. The first cause of other bytes "
-        "is named. Nothing is run: `pipeline run` comes first. The exit code is 0 if every claim "
-        "holds, 1 if one does not, 2 if a file or an option is wrong."
+        "Check each claim of claims.yaml against the present results. The answer is `identical` if "
+        "the result files have the recorded bytes; `reproduced` if their bytes differ, but the "
+        "intervals overlap, the value is within the tolerance, or the comparison holds; else "
+        "`not`. If bytes differ, the first cause is named. This command runs no stage: use "
+        "`pipeline run` before it. The exit code is 0 if every claim holds, 1 if a claim does not "
+        "hold, 2 if a file or an option is wrong."
     )
     option(check, "--json", "print JSON")
     text = "write claims.yaml and claims.lock from the present results"
-    what = "experiments of params.yaml; default: all that have results of every seed"
+    what = "experiments of params.yaml; default: all experiments that have results of every seed"
     write = parser.add_command("write", text, _write)
     write.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=what)
 
 
 def _check(arguments: argparse.Namespace) -> str:
-    """Return an answer for each claim.
+    """Return a line for each claim: whether the present results confirm it, and if not, why.
 
     Raises:
         ClaimError: A claim does not hold; the answers have been printed.
@@ -92,7 +95,10 @@ def _check(arguments: argparse.Namespace) -> str:
 
 
 def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[str]:
-    """Return lines on the first cause of other bytes; [] for the same bytes, or without results."""
+    """Return lines on why the result files differ from the recorded files.
+
+    The list is empty if the files are equal, or if there are no results.
+    """
     if answer.verdict == "identical" or answer.changed is None:
         return []
     # If no result file has changed, a value in claims.yaml was edited, which no record explains.
@@ -118,7 +124,7 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
 
 
 def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Return lines on the first cause that `pipeline provenance --diff` would name; [] if none."""
+    """Return lines on the first difference of two histories, also of machines; [] if none."""
     for check in causes(then, now) if then and now else ():
         return [check.what, *check.lines("  ")]
     for one, other in zip(then, now, strict=False):
@@ -130,7 +136,7 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 
 
 def _history(root: Path, name: str, seed: int) -> list[Record]:
-    """Return the records of what made a run's policy, with the machine where it is known."""
+    """Return the records of what made a run's policy, with the machine where it was recorded."""
     history = []
     # The first behavior's file, because the files of all behaviors have the same records.
     for model in sorted((root / f"results/export/{name}/seed{seed}").glob("*.onnx"))[:1]:
@@ -144,7 +150,7 @@ def _history(root: Path, name: str, seed: int) -> list[Record]:
 
 
 def _write(arguments: argparse.Namespace) -> str:
-    """Write claims.yaml and claims.lock; entries of other names stay as they are."""
+    """Write claims.yaml and claims.lock; entries with other names are not changed."""
     root, params, remarks = Path.cwd(), load_params(), list[str]()
     load_claims(root)  # a mistake in it is reported before anything is written
     named, names = arguments.experiments, []
@@ -189,7 +195,10 @@ def _write(arguments: argparse.Namespace) -> str:
 
 
 def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
-    """Return claims of a task by name, and add remarks; `behavior` if its environment has more."""
+    """Return the claims about a task by name, and append remarks for the user to `remarks`.
+
+    `behavior` is the behavior's name if the environment has several behaviors, else empty.
+    """
     entries: dict[str, Any] = {}
     more, end = ({"behavior": behavior}, f"_{behavior}") if behavior else ({}, "")
     for one in task.standings:

@@ -43,8 +43,8 @@ _PLACE = re.compile(
     rf"(?P<results>.*/)(?:{'|'.join(_STAGES)})/"
     r"(?P<name>(?!seed\d+$)[^/]+(?:/(?!seed\d+$)[^/]+)?)(?:/seed(?P<seed>\d+))?"
 )
-"""Pattern of a folder of results: of an experiment, of a sweep's trial (`<sweep>/<number>`), or of
-a seed of one of them."""
+"""Pattern of a folder of results: the folder of an experiment, of a sweep's trial
+(`<sweep>/<number>`), or of one seed of an experiment or trial."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
 _RUN_FIRST = "run them first (`pipeline run`), or give runs of `pipeline learn`: results/<run-id>"
@@ -61,7 +61,10 @@ def add_options(parser: Parser) -> None:
         "seeds; runs of `learn` that differ only in the seed count as one experiment; default: "
         "every experiment in params.yaml, and the best trials of sweeps",
     )
-    text = "target return, as a fraction of the way from the lowest first to the best last return"
+    text = (
+        "target return, as a fraction of the way from the lowest first return to the best last "
+        "return of the compared experiments"
+    )
     option(parser, "--fraction X", text, default=0.9)
     text = (
         "also compare other people's results of each seed: a CSV file with the columns "
@@ -69,7 +72,7 @@ def add_options(parser: Parser) -> None:
     )
     # The values of repeated options form a list, because a paper compares with several others.
     option(parser, "--with FILE", text, dest="published", action="append", default=[])
-    option(parser, "--note TEXT", "how the values of --with were measured, if the file lacks it")
+    option(parser, "--note TEXT", "how the values of --with were measured, if the file has no note")
     text = "also write the report of this comparison, with its curves, into a new folder"
     option(parser, "-o --output FOLDER", text)
     forms = parser.add_mutually_exclusive_group()
@@ -136,7 +139,10 @@ def _machine_readable(tasks: Sequence[Task], notes: Mapping[str, str], *, as_csv
 def _published(
     paths: Sequence[str], note: str | None, own: Sequence[Outcome], params: Params | None
 ) -> tuple[list[Outcome], dict[str, str]]:
-    """Return results of the files of `--with` on the tasks of `own`, and a note on each file."""
+    """Return other people's results from the files of `--with`, and the note of each file.
+
+    Only results on the tasks of `own` are read.
+    """
     if note is not None and not paths:
         raise SettingsError("--note belongs to --with FILE, which is not given")
     tasks: dict[str, set[tuple[str, str]]] = {}
@@ -175,7 +181,7 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
 def _answer(
     tasks: Sequence[Task], root: Path, params: Params, names: Collection[str] | None = None
 ) -> str:
-    """Return tables that fit a terminal, the best trials of sweeps, and where to see more."""
+    """Return tables that fit into a terminal, the best trials of sweeps, and where to see more."""
     report = Path("results/report/report.html")
     # A trial's name begins with its sweep's name.
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
@@ -192,7 +198,7 @@ def _answer(
 
 
 def _chosen(root: Path, params: Params, name: str) -> str:
-    """Return a text with a sweep's best trial and its files; empty before the ranking."""
+    """Return a text with a sweep's best trial and files of the sweep; empty before the ranking."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
     # The ranking is written last, so it is absent while the sweep runs.
@@ -208,7 +214,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
 
 
 def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of those compared experiments that params.yaml has."""
+    """Return the settings of the compared experiments that are in params.yaml."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
         # The experiment may have been removed, and a trial may not be proposed yet.
@@ -268,7 +274,7 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
 
 
 def _of_dag(run: Path) -> list[Outcome]:
-    """Return the outcomes in a folder of a seed, of an experiment, or of a sweep."""
+    """Return the outcomes in the folder of a seed, of an experiment, or of a sweep."""
     if not run.is_dir():
         raise SettingsError(f"{run}: does not exist; give the folder of a run")
     # The path is resolved, because `.` or a link does not have the stage and the seed in its path.
@@ -310,7 +316,7 @@ def _of_dag(run: Path) -> list[Outcome]:
 
 
 def _ranked(trials: Iterable[Path], table: Path) -> list[Path]:
-    """Return the folders of a sweep's trials, best first if they have been ranked."""
+    """Return the folders of a sweep's trials, best first if the sweep has ranked them."""
     ranks: dict[str, int] = {}
     if table.is_file():
         with table.open(newline="", encoding="utf-8") as file:
@@ -356,17 +362,17 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
 
 
 def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
-    """Return the step of a behavior's last checkpoint; None if the run's status has none."""
+    """Return the step of a behavior's last checkpoint; None if the status has no checkpoint."""
     with suppress(KeyError, TypeError, ValueError):
         return int(status[behavior]["final_checkpoint"]["steps"])
     return None
 
 
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
-    """Return runs of `pipeline learn`, ordered by the experiment and the seed they belong to.
+    """Return runs of `pipeline learn` by experiment and seed.
 
-    Runs with equal settings except the seed are one experiment. Its name is only a label: a name in
-    `used_names` is replaced by the path of a run, which no other experiment has.
+    Runs with equal settings except the seed are one experiment. Its name is only a label: if
+    `used_names` has the name, the path of a run, which is unique, replaces it.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:
@@ -409,7 +415,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 
 
 def _seeds(learned: Experiments) -> Iterator[str]:
-    """Yield a text for each experiment with several runs of `pipeline learn`, which it lists."""
+    """Yield a text for each experiment of several `pipeline learn` runs, with their names."""
     groups = [members for members in learned.values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:

@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
         "old",
         nargs="+",
         type=Path,
-        help="trainer configuration, curriculum or sampler; one of each",
+        help="old files: trainer configuration, curriculum and sampler; at most one of each",
     )
     option(command, "-o --output FILE", "the file to write", required=True)
     option(command, "--force", "overwrite FILE if it exists")
@@ -95,7 +95,7 @@ def check(arguments: argparse.Namespace) -> str:
 
 
 def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the checked files; warnings have been logged before."""
+    """Return a few lines about the checked files; warnings about them have been logged before."""
     lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
@@ -185,7 +185,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 
 
 def _body(present: Present, new: Path) -> str:
-    """Return the new file's YAML text, after a check that it gives the same settings."""
+    """Return the new file's YAML text, after a check that it is read as the same settings."""
     original = structure(present.document)
     # Warnings are turned off here, because they were logged when the file was first read.
     before = logging.root.manager.disable

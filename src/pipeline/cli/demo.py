@@ -63,7 +63,8 @@ def add_options(parser: Parser) -> None:
         "files", nargs="+", type=Path, help=".demo files or folders, in this order"
     )
     _add_output(command, "the .demo file to write")
-    option(command, "--behavior NAME", "behavior of the new file, if the files have different ones")
+    text = "behavior name to write, if the files' behaviors have different names"
+    option(command, "--behavior NAME", text)
     command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, "the .demo file to write")
@@ -87,10 +88,10 @@ def _add_import(parser: Parser) -> None:
     option(command, "--behavior NAME", "name of the behavior; default: the behavior of --spec")
     text = (
         "columns of a field (obs0, continuous, discrete, reward, terminated, truncated, episode, "
-        "mask0), if they have other names; may be repeated"
+        "mask0), if the columns have other names than the field; may be repeated"
     )
     option(command, "--column FIELD=COLUMN,...", text, action="append", default=[])
-    text = "divide recorded continuous actions by X; one number for all actions, or one for each"
+    text = "divide recorded continuous actions by X: one number for all actions, or one per action"
     option(command, "--action-scale X[,X...]", text, type=scales)
 
 

@@ -35,7 +35,7 @@ _WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
 
 
 class Problem(Exception):  # noqa: N818  # the machine has a problem, not the program
-    """A failed check; the message says what is wrong and what to do."""
+    """A failed check; the message says what is wrong, and what the user should do."""
 
 
 def add_options(parser: Parser) -> None:

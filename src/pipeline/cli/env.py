@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
-"""For each removed option of `fetch`: the present option, in words."""
+"""For each removed option of `fetch`: a text about the option that replaces it."""
 
 
 def add_options(parser: Parser) -> None:
@@ -44,11 +44,13 @@ def add_options(parser: Parser) -> None:
     )
     _add_manifest(command)
     option(
-        command, "--sha256 DIGEST", "the archive's digest; without it the digest is only printed"
+        command,
+        "--sha256 DIGEST",
+        "expected SHA-256 of the archive; without it the digest is only printed",
     )
     text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(command, "--executable PATH", "path inside the archive; default: its only executable")
+    option(command, "--executable PATH", "path inside the archive; default: the only executable")
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
@@ -91,9 +93,9 @@ def build(arguments: argparse.Namespace) -> str:
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
-    """Return `environment` with the options, read like a section of params.yaml.
+    """Return `environment` with the values of the command-line options.
 
-    So the checks of params.yaml apply to the options, too.
+    The values are read like a section of params.yaml, so that the same checks apply to them.
     """
     from pipeline.settings.nodes import from_plain
     from pipeline.settings.project.environments import EnvironmentParams
@@ -189,7 +191,7 @@ def _summary(entry: RemoteRegistryEntry) -> str:
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the values in texts of the form `key=value`, read as YAML, by key."""
+    """Return the values of texts of the form `key=value` by key; the values are read as YAML."""
     from pipeline.settings.nodes import to_plain
     from pipeline.settings.yaml_file import parse_yaml
 

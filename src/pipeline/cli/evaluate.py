@@ -1,4 +1,4 @@
-"""`pipeline evaluate`: episodes of ONNX policies in any environment."""
+"""`pipeline evaluate`: play episodes with ONNX policies in any environment."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def add_options(parser: Parser) -> None:
     # training episode.
     option(parser, "--seed N", "seed of the environment and of the policy", default=10_000)
     text = (
-        "film an episode as .gif, or as .mp4 with the extra 'video': it is played again in this "
-        "process, in a simulator or an environment of Gymnasium or PettingZoo that can be drawn"
+        "film an episode as .gif, or as .mp4 with the extra 'video'; the episode is played again "
+        "in this process, in a simulator or an environment of Gymnasium or PettingZoo that can "
+        "draw pictures"
     )
     option(parser, "--video FILE", text)
     kinds = {"choices": ("median", "best"), "default": "median", "metavar": None}
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _seeds(models: Sequence[Path]) -> list[Path]:
-    """Return the folders of an experiment's seeds; [] if `models` is not such a folder."""
+    """Return the folders of an experiment's seeds; [] if `models` is not an experiment's folder."""
     if len(models) > 1 or any(models[0].glob("*.onnx")):
         return []
     folders = {path.parent for path in models[0].glob("seed*/*.onnx")}
@@ -145,7 +146,7 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
 
 
 def _actions_in_words(policies: Mapping[str, OnnxPolicy], *, deterministic: bool) -> str:
-    """Return a sentence on how actions were chosen."""
+    """Return a sentence that says whether actions were sampled or the most probable ones."""
     if deterministic:
         return (
             "Actions: deterministic, the most probable actions; --stochastic draws them at random, "

@@ -1,4 +1,4 @@
-"""`pipeline init`: write a project outside a checkout, which both engines can run.
+"""`pipeline init`: write a project that both engines can run, outside a checkout.
 
 A project has the parameters and the trainer files; the code and Snakemake's rules stay in the
 installed package. dvc.yaml is the repository's file with two changes: stages are started as
@@ -63,10 +63,11 @@ WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
-"""Minimum duration of an exchange, in milliseconds, for which XQC is chosen
+"""Minimum duration of an exchange with the environment, in milliseconds, for which XQC is chosen
 (docs/explanation/algorithms.md)."""
 _N_TIMED, _MOST_S = 20, 2.0
-"""Maximum number of exchanges that are timed, and the seconds after which timing ends."""
+"""Maximum number of exchanges with the environment that are timed, and the seconds after which
+timing ends."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Smallest images, in pixels a side, that the encoders nature_cnn and simple accept."""
 DVC_HEADER = """\
@@ -89,12 +90,14 @@ class Behavior:
     n_teams: int = 1
     """Number of teams that play against each other."""
     exchange_ms: float | None = None
-    """Median time of an exchange in milliseconds; None if it was not measured."""
+    """Median time of an exchange with the environment, in milliseconds; None if not measured."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="folder of the project; it may exist"
+    )
     which = parser.add_mutually_exclusive_group()
     option(which, "--env NAME", "name of an environment (default: the example balance_ball)")
     option(which, "--unity BUILD", "a Unity build: its executable or its folder")
@@ -158,7 +161,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
-    """Refuse a folder that has project files; README.md is kept, and .gitignore is extended."""
+    """Refuse a folder with project files; README.md is kept, and .gitignore is extended."""
     files = {"params.yaml", "dvc.yaml", "Snakefile", trainer, *_COPIED} - {".gitignore"}
     if existing := sorted(file for file in files if (folder / file).exists()):
         raise SettingsError(
@@ -220,7 +223,7 @@ def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
 
 
 def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
-    """Start the environment and return its behaviors by name without team."""
+    """Start the environment, and return its behaviors by name, without `?team=`."""
     from pipeline.api import make_env
 
     copies = getattr(environment, "copies", None)
@@ -256,7 +259,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
 
 
 def _exchange_ms(env: BaseEnv) -> float:
-    """Return the median milliseconds of a step with all continuous actions at zero."""
+    """Return the median milliseconds of a step with all continuous actions set to zero."""
     # The median is used, because the first exchanges may be slow.
     times = [time.perf_counter()]
     while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
@@ -361,7 +364,7 @@ def template(name: str) -> str:
 
 
 def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return overrides of a trainer's settings: a third of the learning rate."""
+    """Return overrides that reduce a trainer's learning rate to a third."""
     rate = trainer["hyperparameters"]["learning_rate"] / 3
     return {"hyperparameters": {"learning_rate": float(f"{rate:.0e}")}}
 

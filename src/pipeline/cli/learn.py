@@ -107,7 +107,10 @@ def _given_elsewhere(option: str) -> str | None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Train, and return where the results are; a further learner trains and exits."""
+    """Train, and return where the results are.
+
+    A process that torchrun has started as a further learner exits after training.
+    """
     if hasattr(arguments, "portable"):
         machine.restart_in_portable_mode()
     from pipeline.algos.process_group import launched
@@ -150,7 +153,7 @@ def _arguments(option: Option) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float | str:
-    """Return the number in a text; return another text unchanged, for the settings' error."""
+    """Return the number in a text, or the text itself, which the check of settings then refuses."""
     # int is tried first, so that `--num-envs 4` gives 4 and not 4.0.
     for kind in (int, float):
         try:

@@ -41,9 +41,9 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned, and return where the results are.
+    """Train as planned by the command line, and return where the results are.
 
-    A signal saves the state and raises `Interrupted`.
+    If a signal comes, the state is saved and `Interrupted` is raised.
     """
     # The file may set `debug` too, so the log level is not known before the settings are read.
     if plan.settings.debug:
@@ -86,7 +86,7 @@ def _is_read_only(settings: RunSettings) -> bool:
 
 
 def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
-    """Return the lines at the end: results, files, times and the next command."""
+    """Return the lines that are printed at the end: results, files, times, the next command."""
     inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
     done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"
@@ -131,7 +131,7 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    """Return a text with the total time and the parts' shares of it, the largest first."""
+    """Return a text with the total time, and the share of each part, the largest share first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
     # At least 0, because the measured parts may add up to more than the total.
@@ -352,7 +352,7 @@ def run_folder(
 
 
 def _runs_beside(folder: Path) -> str:
-    """Return a sentence on the runs in the same results folder, similar names first."""
+    """Return a sentence with names of runs beside `folder`, the most similar name first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
     # `sort` is stable, so equally similar names stay in alphabetical order.
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
@@ -360,7 +360,10 @@ def _runs_beside(folder: Path) -> str:
 
 
 def _remove_started(paths: Iterable[Path]) -> None:
-    """Delete files of a run that did not start, but no folder of another run."""
+    """Delete files and folders of a run that did not start.
+
+    A folder is kept if another run has started in it in the meantime.
+    """
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)
@@ -370,7 +373,7 @@ def _remove_started(paths: Iterable[Path]) -> None:
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder has files of its own run, and not only of runs in subfolders."""
+    """Return whether a folder itself has files of a run, not only subfolders with runs."""
     return any(
         path.is_symlink()
         or not path.is_dir()

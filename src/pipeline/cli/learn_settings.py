@@ -336,9 +336,9 @@ def _of_flag(error: SettingsError, flags: Mapping[str, str]) -> SettingsError:
 
 
 def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that options give, by the setting that each changes, and the flags.
+    """Return two maps: the values that options give to settings, and the options themselves.
 
-    The flags, too, are by the dotted key of the setting.
+    The keys of both maps are dotted keys of settings.
     """
     overrides: dict[str, Any] = {}
     flags: dict[str, str] = {}
@@ -354,7 +354,7 @@ def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
 
 
 def _checked_numbers(options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the checked values of numeric options that change no setting."""
+    """Return the checked values of numeric options that do not change a setting."""
     kinds = {"worker_id": CountOrZero, "lesson": CountOrZero, "num_runs": Count, "learners": Count}
     return {
         dest: int(read(kind, from_plain(options[dest], SOURCE), dest))

@@ -17,8 +17,8 @@ from pipeline.errors import Interrupted, PipelineError, SettingsError, one_line,
 
 GROUPS = {
     "the usual path: a project, run by Snakemake or DVC": {
-        "init": "write a project that trains in an environment of yours",
-        "run": "train, export, evaluate and report what is not up to date",
+        "init": "write a project that trains agents in your environment",
+        "run": "train, export, evaluate and report, where results are out of date",
         "compare": "compare experiments over seeds: returns, intervals, steps, time",
         "ui": "show runs and curves in the browser (MLflow), on this machine only",
     },
@@ -32,20 +32,20 @@ GROUPS = {
         "onnx": "check exported policies",
     },
     "share a policy or a result": {
-        "claims": "write what the results claim, and check whether results hold it",
-        "checklist": "answer a conference's checklist from what the runs know",
+        "claims": "write claims about results, and check claims with new results",
+        "checklist": "answer a conference's checklist from the records of the runs",
         "card": "write a folder to share: a run's policies, and a page about them",
         "push": "upload a run and its model card to the Hugging Face Hub",
         "pull": "download a policy from the Hugging Face Hub",
-        "provenance": "show what made an ONNX policy, and if this code makes the same",
-        "archive": "write a project's results and all that makes them into one file",
-        "reproduce": "make the results of an archive again, and compare them",
+        "provenance": "show what made an ONNX policy, and if this code would make it",
+        "archive": "write a project's results, code and inputs into one file",
+        "reproduce": "run the project in an archive again, and compare the results",
     },
     "look after a project": {
         "doctor": "check the installation and this folder, and say what to do",
         "plan": "write the list of all runs, from params.yaml, for the engines",
         "runs": "list runs with their rows in MLflow, and find the code of a row",
-        "sync": "make DVC accept results of Snakemake, or Snakemake those of DVC",
+        "sync": "make DVC accept results of Snakemake, or the other way around",
         "completion": "print a script that completes these commands in your shell",
     },
 }
@@ -71,12 +71,13 @@ USES = {
     "config": ("Use it before you train with a file that was written for ML-Agents.",),
     "onnx": ("Use it before a policy goes into Unity, or into another environment.",),
     "claims": (
-        "Use `write` when the results are those that you publish, and commit the files.",
-        "A reader runs `pipeline run` and `pipeline claims check`.",
+        "Use `write` when you publish the results, and commit the two files that it writes.",
+        "Readers then run `pipeline run` and `pipeline claims check`.",
     ),
     "checklist": (
-        "Use it before you submit a paper: it prints the items of NeurIPS and ACM with the",
-        "answers that the runs know. Others are marked, for the authors to answer.",
+        "Use it before you submit a paper: it prints the items of NeurIPS and ACM, with",
+        "answers from params.yaml and the records of the runs. Items without an answer are",
+        "marked, for the authors to answer.",
     ),
     "card": (
         "Use it before you give a policy to others: the page, a model card, has its scores,",
@@ -84,17 +85,15 @@ USES = {
     ),
     "push": ("Use it to publish a policy. If you name a run, its model card is written first.",),
     "pull": ("Use it to try a policy that was published; `pipeline evaluate` plays it.",),
-    "provenance": (
-        "Use it to learn with which code and settings a file was made, or why two differ.",
-    ),
+    "provenance": ("Use it to see which code and settings made a file, or why two files differ.",),
     "archive": (
         "Use it when you publish results. Sources must be committed, and results up to date:",
         "the file has the commit, inputs that git does not have, the SHA-256 of each package,",
         "demonstrations, curves, models, evaluations, claims.yaml and CITATION.cff.",
     ),
     "reproduce": (
-        "Use it on an archive of others: it makes a folder with an environment of its own, in",
-        "which only packages with the SHA-256 of the archive are installed, runs every stage,",
+        "Use it on an archive of others: it makes a folder with a new virtual environment, in",
+        "which only packages with a SHA-256 of the archive are installed, runs every stage,",
         "and compares the results. It runs the code of the archive, so trust its author. If",
         "it was interrupted, the same command continues. TORCH_INDEX_URL names an index of",
         "torch. The exit code is 0 if all results are the same (or claims.yaml holds), else 1.",
@@ -105,14 +104,14 @@ USES = {
         "code is 0 if every check succeeds, else 1.",
     ),
     "plan": ("`pipeline run` does this itself; use it before `dvc repro` or `snakemake`.",),
-    "runs": ("Use it to get back the code and the files behind a number in MLflow.",),
+    "runs": ("Use it to find the code and the files that gave a number in MLflow.",),
     "sync": (
-        "Use it when one engine has made the results and you go on with the other. Nothing",
-        "is made again.",
+        "Use it when one engine has made the results, and you want to go on with the other",
+        "engine. No stage runs again.",
     ),
     "completion": ('For bash, put this line into ~/.bashrc: eval "$(pipeline completion bash)"',),
 }
-"""For each command: when to use it, as the lines of its help after the first line."""
+"""For each command: the lines of its help below the first line; they say when to use it."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
@@ -215,7 +214,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print `text`; a reader of standard output, such as `head`, may have closed it."""
+    """Print `text`, unless the reader of standard output, such as `head`, has closed the pipe."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:
@@ -224,7 +223,7 @@ def _print(text: str) -> None:
 
 
 class _Shown(logging.Formatter):
-    """Formats log lines with escapes for characters that a terminal would act upon."""
+    """Formats log lines; control characters, which a terminal would act upon, are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))

@@ -44,7 +44,9 @@ def add_options(parser: Parser) -> None:
     option(compared, "--env NAME", "compare with a behavior of an environment")
     option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
     option(command, "--behavior NAME", "the behavior to compare with; default: the file's name")
-    option(command, "--full", "print version numbers, tensors and the rules' numbers")
+    option(
+        command, "--full", "also print version numbers, tensors, and the numbers of Unity's checks"
+    )
 
 
 def _run(arguments: Namespace) -> str:
@@ -82,7 +84,7 @@ def _checked(file: Path, arguments: Namespace) -> str:
 
 
 def only_model(path: Path) -> Path:
-    """Return the only `.onnx` file in a folder; other paths unchanged.
+    """Return the only `.onnx` file in a folder; return any other path unchanged.
 
     Raises:
         ExportError: The folder has no `.onnx` file, or several.
@@ -101,13 +103,13 @@ def only_model(path: Path) -> Path:
 def check(
     path: Path, spec: BehaviorSpec | None = None, behavior: str = "", *, full: bool = False
 ) -> str:
-    """Return a text on the packages that load a file, and its observations and actions.
+    """Return a text on the Unity packages that load a file, and its observations and actions.
 
     Args:
         path: the `.onnx` file.
         spec: behavior to compare with; None for no comparison.
         behavior: name of the behavior in messages.
-        full: whether to include version numbers, tensors and the rules' numbers.
+        full: whether to include version numbers, tensors, and the numbers of the loader's checks.
 
     Raises:
         ExportError: Unity does not load the file, or it does not fit the behavior.

@@ -14,7 +14,7 @@ from pipeline.files import as_typed
 
 # These words of other programs mean commands of this program, but have other letters.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
-"""The name of a command here, by its name in other programs."""
+"""For names of commands in other programs: the name of the same command here."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
 _REMOVED = {
     "attach": "a player on another machine connects through ssh: `ssh -N -L 5004:localhost:5004 "
@@ -109,9 +109,9 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def _own_words(self, words: Sequence[str]) -> Sequence[str]:
-        """Return the words before a subcommand or before an executable's arguments.
+        """Return the words before a subcommand, or before the arguments of an executable.
 
-        Unknown options among them are refused.
+        Unknown options among these words are refused.
         """
         for index, word in enumerate(words):
             name = word.partition("=")[0]
@@ -186,7 +186,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the options that an abbreviation may mean.
+        """Return the options that an abbreviated option may mean.
 
         Retired options are among them only if no other option fits.
         """
@@ -198,7 +198,8 @@ class Parser(argparse.ArgumentParser):
 def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any) -> None:
     """Add the option `spec`, such as `-o --output FILE`; without a value's name it is a switch.
 
-    The value's name sets its type, unless `more` has a type; the help gives a default in `more`.
+    The value's name sets its type, unless `more` has a type; the help shows the default, if `more`
+    has one.
     """
     flags = [word for word in spec.split() if word.startswith("-")]
     # If `spec` ends with a flag, the option takes no value.

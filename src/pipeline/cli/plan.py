@@ -42,8 +42,11 @@ _MAX_NAMES = 4
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline plan`."""
     which = parser.add_mutually_exclusive_group()
-    option(which, "--check", "only check whether the table is up to date")
-    text = "delete results of runs that params.yaml no longer has, also in dvc.lock and MLflow"
+    option(which, "--check", "only check whether the list of runs is up to date")
+    text = (
+        "delete results and dvc.lock entries of runs that params.yaml no longer has; mark the "
+        "runs' rows in MLflow as not current"
+    )
     option(which, "--prune", text)
 
 
@@ -106,7 +109,7 @@ def _amount(params: Params) -> str:
 
 
 def left_over(params: Params) -> list[str]:
-    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes any more."""
+    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes now."""
     places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
     for stage in _OF_RUNS:
         places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]
@@ -127,7 +130,7 @@ def _made(params: Params) -> set[str]:
 
 
 def _locked() -> dict[str, set[str]]:
-    """Return the paths of the results of each stage in dvc.lock, by stage."""
+    """Return the paths of results in dvc.lock, by the stage that made them."""
     lock = Path("dvc.lock")
     stages = locked_stages(lock.read_text(encoding="utf-8")) if lock.is_file() else None
     return {

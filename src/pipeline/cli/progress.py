@@ -1,6 +1,6 @@
 """The progress of stages in `pipeline run`: bars on a terminal, plain lines elsewhere.
 
-The jobs still to run are the jobs of dvc.yaml that a change affects.
+Jobs that are expected to run are the jobs of dvc.yaml that a change affects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.settings.yaml_file import read_yaml
 from pipeline.tracking.console import duration
 
 _EACH_S = 10.0
-"""Seconds between progress lines where they cannot be redrawn in place."""
+"""Seconds between progress lines where a line cannot be redrawn in place."""
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
 """Pattern of placeholders in dvc.yaml that DVC replaces by a key or value of the runs' table."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
@@ -35,7 +35,7 @@ _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
 
 
 class Job(NamedTuple):
-    """A job of the DAG: the names of stage and instance in the events of the stage."""
+    """A job of the DAG, named by its stage and instance as in the events that the stage reports."""
 
     stage: str
     instance: str
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The jobs of the DAG, the jobs that each job needs, and the engines' names for the jobs."""
+    """The jobs of the DAG, the jobs that each job needs, and the names of jobs in `dvc status`."""
 
     before: Mapping[Job, frozenset[Job]]
     """All jobs that a job needs, directly or indirectly."""
@@ -108,7 +108,7 @@ def graph_of(params: Params, root: Path) -> Graph:
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return the name of the stage's instance for an entry of a table, as in its events."""
+    """Return the name of a stage's instance in its events, for an entry of a table of runs."""
     if not key:
         return "all"
     if "seed" in entry:

@@ -1,4 +1,7 @@
-"""`pipeline provenance`: show what made an ONNX policy, and whether a tree would make it again."""
+"""`pipeline provenance`: show what made an ONNX policy; compare it with a project or policy.
+
+A project is a checkout of rl-pipeline, or a folder that `pipeline init` wrote.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The comparison of one input of a policy with a tree or with another policy."""
+    """The comparison of one input of a policy with the same input of a project or other policy."""
 
     what: str
     verdict: Verdict
@@ -47,7 +50,7 @@ class Check:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
-    parser.add_argument("file", type=Path, help="an .onnx file of `export` or `pipeline learn`")
+    parser.add_argument("file", type=Path, help="file of the stage export or of `pipeline learn`")
     text = (
         "the checkout or project to compare with; default: the present folder, else the project "
         "that contains the file"
@@ -59,7 +62,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return a text on what made a policy, and whether a tree would make the same policy."""
+    """Return a text on what made a policy, and whether a project would make the same policy."""
     if arguments.diff is not None:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
@@ -142,7 +145,7 @@ def causes(
 def _other_fields(
     first: Sequence[provenance.Record], second: Sequence[provenance.Record]
 ) -> Iterator[Check]:
-    """Compare values that do not change a network, such as names of runs and paths of inputs."""
+    """Compare values that do not affect a network, such as names of runs and paths of inputs."""
     for left, right in zip(first, second, strict=True):
         if details := differences(dict(flattened(left)), dict(flattened(right))):
             yield Check(what=f"record of {left['stage']}", verdict="differs", details=details)
@@ -169,7 +172,7 @@ def _machines(
 
 
 def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
-    """Return facts of the machine that ran a stage, from its run's folder; empty if missing."""
+    """Return facts about the machine that ran a stage, from the run's folder; {} if unknown."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
         recorded: Any
@@ -198,7 +201,7 @@ def _interruptions(record: provenance.Record) -> dict[str, Any]:
 
 
 def read(model: Path) -> list[provenance.Record]:
-    """Return the records in a file's metadata, in the order of stages.
+    """Return the records in the metadata of an ONNX file, in the order of stages.
 
     Raises:
         ExportError: The file has no records that can be read.
@@ -229,7 +232,7 @@ def read(model: Path) -> list[provenance.Record]:
 
 
 def _is_record(record: Any) -> bool:
-    """Return whether a value has all fields of a record that this module uses."""
+    """Return whether a value is a record with all fields that this module uses."""
     if not isinstance(record, dict):
         return False
     kinds = _FIELDS if record.get("stage") == "learn" else {**_FIELDS, "experiment": str}
@@ -250,7 +253,7 @@ def _is_texts(value: Any, *needed: str) -> bool:
 
 
 def _root(tree: Path | None, file: Path) -> tuple[Path, str]:
-    """Return the folder to compare with, and the heading of the comparison."""
+    """Return the folder with which a file is compared, and the heading of the comparison."""
     for folder in (tree,) if tree else (Path.cwd(), *file.resolve().parents):
         if code_of(folder) != folder or (folder / "src/pipeline").is_dir():
             is_present = folder in (tree, Path.cwd())
@@ -312,7 +315,11 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
-    """Check the code of all stages at once, because the first stage stores shared sources."""
+    """Check the code of all stages together.
+
+    This is necessary because sources that several stages share are stored in the first stage's
+    record.
+    """
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = sources.src_of(code_of(root)) / name

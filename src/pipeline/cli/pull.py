@@ -1,4 +1,4 @@
-"""`pipeline pull`: a policy with its model card from the Hugging Face Hub."""
+"""`pipeline pull`: download a policy with its model card from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("repo", nargs="?", metavar="NAME/POLICY", help="the repository on the Hub")
     option(parser, "-o --output FOLDER", "the new folder; default: POLICY")
     option(parser, "--revision NAME", "branch, tag or commit; default: the newest")
-    option(parser, "--repo-id NAME/POLICY", "ML-Agents' option for NAME/POLICY")
+    option(
+        parser, "--repo-id NAME/POLICY", "ML-Agents' option with the same meaning as NAME/POLICY"
+    )
     option(parser, "--local-dir FOLDER", "ML-Agents' option for the parent folder of POLICY")
 
 

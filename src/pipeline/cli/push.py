@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
     option(parser, "--license NAME", "the policy's license, for a card that this command writes")
     option(parser, "--private", "make a new repository private")
     option(parser, "--run-id TEXT", "ML-Agents' option for a title; it has no effect here")
-    option(parser, "--local-dir RUN", "ML-Agents' option for RUN")
+    option(parser, "--local-dir RUN", "ML-Agents' option with the same meaning as RUN")
     text = "ML-Agents' option for the run's configuration"
     option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
 
@@ -106,7 +106,7 @@ def hub(repo_id: str) -> Iterator[Any]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its chain of causes."""
+    """Yield an exception, and then the exceptions that caused it."""
     following: BaseException | None = error
     while following is not None:
         yield following
@@ -114,7 +114,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _remedy(error: Exception) -> str:
-    """Return the remedy for a failure, according to the Hub's answer if there is one."""
+    """Return what the user can do about a failure, according to the Hub's answer."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return "check this file and its disk, and repeat the command"
     for cause in _causes(error):

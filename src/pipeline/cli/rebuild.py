@@ -21,7 +21,8 @@ from pipeline.tracking.mlflow_run import MlflowRun
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")
 _OF_NOW = ("mlflow.source.git.commit", "pipeline.uncommitted")
-"""Tags about the present code, which are left out: other code may have made the files."""
+"""Tags about the present code. The new rows do not have them, because other code may have made the
+files."""
 
 
 def rebuild(root: Path) -> None:

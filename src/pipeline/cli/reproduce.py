@@ -1,9 +1,9 @@
-"""`pipeline reproduce`: make the results of an archive again, and compare them.
+"""`pipeline reproduce`: run an archive's project again, and compare the results.
 
 FOLDER/
     archive.json, results/, ...  the archive's files, never changed
     project/                     the project, in which `pipeline run` makes the results again
-    .venv/                       the environment, with the packages of `locks/` alone
+    .venv/                       the virtual environment, with only the packages of `locks/`
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _MOST_NAMED = 4
 _INSTALLED = ".installed"
 _MOST_BYTES = 1 << 26
-"""Most bytes of archive.json."""
+"""Maximum size of archive.json in bytes."""
 _KINDS = (0, 4, 8)
 # Variables of the caller that would let other code or other folders into the environment.
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STAGE")
@@ -40,22 +40,22 @@ _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STA
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline reproduce`."""
-    parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="a file of `archive`")
-    text = "experiments, sweeps, runs or subsets of its params.yaml; default: all"
+    parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="file of `pipeline archive`")
+    text = "experiments, sweeps, runs or subsets of the archive's params.yaml; default: all"
     parser.add_argument("names", nargs="*", help=text)
-    option(parser, "--folder F", "the folder to make; default: the archive's name", type=Path)
-    text = "a folder with the packages' files, in place of the network"
+    option(parser, "--folder F", "the new folder; default: the archive's name", type=Path)
+    text = "install the packages from the files in this folder, without the network"
     option(parser, "--wheels FOLDER", text)
     choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
     option(parser, "--engine NAME", "the engine that runs the stages", **choices)
     option(parser, "--cores N", "number of jobs at a time", default=1)
-    text = "most bytes of the archive's content, in GB"
+    text = "refuse an archive that unpacks to more than X GB"
     option(parser, "--max-unpacked-gb X", text, default=MAX_BYTES / 1e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The results of a reproduction, compared with the archive's by their SHA-256."""
+    """The results of a reproduction, compared with the archive's results by SHA-256."""
 
     same: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ class Comparison:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Unpack, install, run and compare.
+    """Unpack an archive, install its packages, run its project, and compare the results.
 
     Raises:
-        NotReadyError: A result differs; what differs has been printed.
+        NotReadyError: A result differs from the archive's; the differences have been printed.
     """
     archive: Path = arguments.archive
     folder: Path = (arguments.folder or Path(archive.stem)).absolute()
@@ -102,9 +102,9 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comparison:
-    """Compare the results in a project with an archive's digests.
+    """Compare the results in a project with the digests in an archive.
 
-    With `partial`, results that were not made are left out.
+    With `partial`, results that the reproduction has not made are left out.
     """
     verdicts: dict[str, list[str]] = {"same": [], "differs": [], "missing": []}
     for name, digest in sorted(digests.items()):
@@ -117,7 +117,10 @@ def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comp
 
 
 def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
-    """Unpack an archive, unless an interrupted reproduction has, and return its digests."""
+    """Unpack an archive, and return its digests.
+
+    Nothing is unpacked if an interrupted reproduction has already unpacked the archive.
+    """
     try:
         with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
             about = file.read(_MOST_BYTES)
@@ -164,10 +167,10 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
 
 
 def install(folder: Path, wheels: Path | None = None) -> None:
-    """Make the environment of a reproduction, of packages with the SHA-256 of its locks alone.
+    """Create the virtual environment of a reproduction, only with packages of its lock files.
 
     Raises:
-        StageError: A package cannot be had, or has another SHA-256.
+        StageError: A package cannot be found, or has another SHA-256 than in the lock file.
     """
     if (folder / ".venv" / _INSTALLED).is_file():
         _log.info("2 of 4: the environment is installed")
@@ -216,7 +219,10 @@ def _pipeline(folder: Path, *words: str) -> int:
 
 
 def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
-    """Return environment variables without those that let other code into the environment."""
+    """Return this process's environment variables, except variables that add other Python code.
+
+    PIPELINE_CACHE names the archive's cache if it has one. With `is_offline` pip reads no settings.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     if (folder / "cache").is_dir():  # environments that were fetched by URL
         kept["PIPELINE_CACHE"] = str(folder / "cache")
@@ -226,7 +232,7 @@ def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
 
 
 def _first_cause(folder: Path, differs: Sequence[str]) -> list[str]:
-    """Return what `pipeline provenance --diff` says of the first model that differs."""
+    """Return the output of `pipeline provenance --diff` for the first model that differs."""
     model = next((name for name in differs if name.endswith(".onnx")), None)
     if model is None:
         return []

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_without_dvc(root: Path) -> None:
-    """Refuse a folder outside a DVC repository, such as a copy without `.dvc`."""
+    """Raise an error if a folder is not in a DVC repository, such as a copy without `.dvc`."""
     if not any((folder / ".dvc").is_dir() for folder in (root, *root.parents)):
         raise StageError(
             f"{root} is not a DVC repository: run `git init && dvc init` (without git: `dvc init "
@@ -143,7 +143,7 @@ def _run_with_progress(
 ) -> bool:
     """Run an engine, and show the progress of its stages; its output goes to a log.
 
-    Returns whether no stage ran, as far as is known: stages that a user has added report nothing.
+    Returns True if no stage has reported a run. Stages that a user has added do not report.
     """
     from pipeline.cli.progress import Screen, graph_of
 
@@ -186,7 +186,7 @@ def _last_lines(path: Path, n: int = 15) -> list[str]:
 
 
 def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[str]:
-    """Return the stages that the engine finds out of date; all stages if the engine fails."""
+    """Return the stages that an engine finds out of date; all stages if the engine fails."""
     try:
         if engine == "snakemake":
             state = engines.snakemake_summary(root)
@@ -270,7 +270,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of a run, or the ranking of a sweep, as each engine names it."""
+    """A target of an engine: the last stage of a run, or the ranking of a sweep."""
 
     dvc: str
     """The stage of dvc.yaml."""

@@ -20,7 +20,7 @@ from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""For each stage: the output with a digest in the row, in the stage's folder; empty for the whole
+"""For each stage: the output in its folder that has a digest in the MLflow row; empty for the whole
 folder."""
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 
@@ -33,7 +33,7 @@ class Found:
     experiment: str
     seed: str
     variant: str
-    """Name of the DVC experiment that ran the stages; `workspace` if there was none."""
+    """Name of the DVC experiment that ran the stages; `workspace` without a DVC experiment."""
     tags: Mapping[str, str]
     score: float | None
 
@@ -44,12 +44,12 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The name of the row's run in the tables."""
+        """Name of the row's run, as tables show it."""
         return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
     @property
     def own_folder(self) -> str | None:
-        """The folder of a run outside the DAG; None for a run of stages."""
+        """The folder of a run outside the DAG; None for a run of the DAG's stages."""
         return self.experiment if self.experiment.startswith(("./", "/")) else None
 
     def made(self) -> list[tuple[str, str, str]]:
@@ -66,14 +66,14 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
     text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all runs"
     parser.add_argument("run", nargs="?", help=text)
-    text = "only runs with the results of an uninterrupted run"
+    text = "only rows of runs with the same results as an uninterrupted run"
     option(parser, "--exact", text)
     text = (
         "first make the MLflow store again from the files in results/, for example in a copied "
         "folder; the earlier store is renamed"
     )
     option(parser, "--rebuild", text)
-    text = "show the rows of the results in a git revision's dvc.lock"
+    text = "show the MLflow rows of the results that dvc.lock records at a git revision"
     option(parser, "--at REVISION", text)
 
 
@@ -220,7 +220,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
 
 
 def _holding(root: Path, digest: str) -> list[str]:
-    """Return the commits with a digest in their dvc.lock, newest first."""
+    """Return the commits that have a digest in their dvc.lock, newest first."""
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
     commits = (log or "").split()
     if not commits:

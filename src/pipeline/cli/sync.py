@@ -26,7 +26,7 @@ _COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline sync`."""
-    text = "the engine that has run (default: the engine that is up to date)"
+    text = "the engine that made the results (default: the engine that finds them up to date)"
     option(parser, "--from ENGINE", text, dest="source", choices=("dvc", "snakemake"), metavar=None)
 
 
@@ -36,7 +36,10 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine agree with `source`; if it is None, with the up-to-date engine."""
+    """Make the other engine accept the results of `source`.
+
+    If `source` is None, it is the engine that finds all results up to date.
+    """
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
     # An incomplete dvc.lock is repaired first, because DVC cannot read it.
     engines.truncate_incomplete_dvc_lock(root)
@@ -70,7 +73,7 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether DVC is up to date with each result that Snakemake has not recorded."""
+    """Return whether each result without a record in Snakemake is up to date for DVC."""
     # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 

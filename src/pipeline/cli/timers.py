@@ -26,7 +26,7 @@ from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
-"""Name and content of a timer's node, and whether another thread than the loop's ran it."""
+"""Name and content of a timer's node, and whether a thread other than the loop's measured it."""
 
 _LOOP = "TrainerController.start_learning"
 _PART_NODES = {
@@ -45,16 +45,18 @@ _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
-"""Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
+"""Smallest predicted speed-up that is shown; smaller speed-ups are within the differences between
+equal runs."""
 _NOTHING = 0.05
-"""Fraction of the updates' time; a loop that waited for less did not measurably wait."""
+"""If the loop waited for less than this fraction of the updates' time, no waiting time was
+measured."""
 _DECISIVE = 0.5
-"""Minimum share of the time for which a part gets advice of its own."""
+"""Minimum share of the time for which a part of the run gets its own advice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of one run."""
+    """Times of one run, in seconds."""
 
     program: str
     loop_s: float
@@ -125,11 +127,13 @@ class Times:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline timers`."""
     parser.add_argument("file", type=Path, help="run_logs/timers.json, or the folder of a run")
-    parser.add_argument("other", type=Path, nargs="?", help="a second file or folder, to compare")
+    parser.add_argument(
+        "other", type=Path, nargs="?", help="a second file or folder to compare with"
+    )
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the times of one run with advice, or of two runs in a table."""
+    """Return the times of one run with advice, or a table with the times of two runs."""
     first = read(arguments.file)
     if arguments.other is None:
         return "\n".join([*_described(arguments.file, first), "", *_advice(first)])
@@ -298,7 +302,7 @@ def _seconds(times: Times, part: str) -> float:
 
 
 def _share(times: Times, part: str) -> str:
-    """Return a part's share of the loop's time as text; empty for a part in another thread."""
+    """Return the text of a part's share of the loop's time; empty for a part in another thread."""
     # Parts in other threads have no share, as shares are of the loop's time.
     is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
@@ -330,7 +334,7 @@ def _described(path: Path, times: Times) -> list[str]:
 
 
 def _advice(times: Times) -> list[str]:
-    """Return the largest possible speed-up, and the predicted speed-ups of some changes."""
+    """Return texts on the largest possible speed-up and on predicted speed-ups of some changes."""
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]

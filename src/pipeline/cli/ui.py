@@ -104,7 +104,7 @@ def why_not_free(port: int) -> str | None:
 
 
 def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
-    """Wait for the pages; return False if the server has ended or takes too long."""
+    """Wait until the server answers; return False if the server ends or takes too long."""
     import requests
 
     end = time.monotonic() + _START_S

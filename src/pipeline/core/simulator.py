@@ -33,7 +33,7 @@ class Simulator(Protocol):
         """
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply an action for each agent of the last decision steps; return the next steps.
+        """Apply one action for each agent in the last decision steps, and return the next steps.
 
         Actions have the order of the agents in the decision steps.
 
@@ -78,7 +78,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class HasState(Protocol):
-    """An object with a state to save and restore, by the method names of other libraries."""
+    """An object with a state to save and restore; the method names are those of other libraries."""
 
     def get_state(self) -> Any:
         """Return the state: everything that later steps depend on, as arrays and plain values."""
@@ -88,7 +88,7 @@ class HasState(Protocol):
 
 
 def state_of(simulator: object) -> dict[str, Any] | None:
-    """Return a simulator's state; None if it cannot give its state."""
+    """Return a simulator's state; None if the simulator cannot return a state."""
     # This project's interface is tried first, because a class may have both interfaces, and a
     # state must come from one of them.
     if isinstance(simulator, Restorable):
@@ -116,7 +116,7 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 
 def no_state(simulator: object) -> str:
-    """Return the error message for a simulator that cannot give its state."""
+    """Return the error message about a simulator that cannot return its state."""
     # The remedy names HasState's methods, because a user's environment is rarely a full Simulator.
     name = type(simulator).__name__
     return f"{name} does not give its state; give the environment get_state() and set_state(state)"

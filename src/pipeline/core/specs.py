@@ -22,7 +22,7 @@ MAX_NUMBERS = 1 << 24
 """Maximum number of values in all observations of an agent: enough for two color cameras of 1080 x
 1920 pixels."""
 MAX_PARTS = 1024
-"""Maximum number of an agent's observations, and of the branches of its actions."""
+"""Maximum number of an agent's observations, and of the branches of an agent's actions."""
 SPACES, MAX_SPACES = "spaces: ", 1 << 16
 """Prefix of the text that describes an environment's spaces, and the text's maximum length."""
 MAX_BEHAVIORS = 1024
@@ -47,7 +47,7 @@ arrays."""
 
 # ML-Agents' messages contain these numbers as integers, so they must not change.
 class DimensionProperty(IntFlag):
-    """Meaning of the positions along one dimension of an observation; flags can be combined."""
+    """Meaning of the positions along one dimension of an observation; the flags can be combined."""
 
     UNSPECIFIED = 0
     NONE = 1
@@ -320,7 +320,10 @@ def row_bytes(spec: BehaviorSpec) -> int:
 
 
 def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
-    """Raise UnitySpecificationException if `what` would take far more memory than was sent."""
+    """Raise UnitySpecificationException if `what` takes far more memory than was received.
+
+    `n_bytes` is the memory that `what` would take, and `sent` the number of received bytes.
+    """
     # The limit is a ratio, because a short message may announce huge arrays, as an archive bomb
     # does.
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
@@ -331,7 +334,7 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
 
 
 def check_behaviors(known: int, name: str) -> None:
-    """Raise UnitySpecificationException if `name` is one more behavior than are allowed.
+    """Raise UnitySpecificationException if the behavior `name` is one behavior too many.
 
     `known` is the number of behaviors that were announced before.
     """
@@ -396,7 +399,7 @@ def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:
-    """Return the two lists of observation names; None if they are equal or a name is missing."""
+    """Return both lists of observation names; None if the lists are equal or a name is missing."""
     names, other = ([obs.name for obs in spec.observation_specs] for spec in (one, two))
     return (names, other) if all(names) and all(other) and names != other else None
 

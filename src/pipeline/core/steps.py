@@ -113,7 +113,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
-        """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
+        """Return steps without rows; the other sizes of the arrays are those of `spec`."""
         # The mask is None, which readers take as "all actions allowed"; for no agents this is true.
         return DecisionSteps(**_no_rows(spec), action_mask=None)
 
@@ -142,7 +142,7 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> TerminalSteps:
-        """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
+        """Return steps without rows; the other sizes of the arrays are those of `spec`."""
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
@@ -162,7 +162,7 @@ Steps = tuple[DecisionSteps, TerminalSteps]
 
 # A behavior exists from its first specification on, also while it has no agents.
 def no_agents(spec: BehaviorSpec) -> Steps:
-    """Return decision and terminal steps with no rows, for a behavior without agents."""
+    """Return decision and terminal steps without rows, for a behavior without agents."""
     return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
 
 

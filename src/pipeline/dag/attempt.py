@@ -11,11 +11,11 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     tmp/           temporary files of libraries
     kept/          a copy of a finished attempt's outputs, for stages that take long
 
-If a job is killed after its stage has succeeded and before the engine has recorded it, the engine
-deletes the outputs. Then the next attempt takes the outputs from `kept`: the engine's retry, which
-workflow/rules/common.smk marks by PIPELINE_RETRY, or the first call of Snakemake after a call that
-was killed. A job of DVC also uses `kept` after an edit that only changes how values are written. A
-job that the user forces the engine to run does all its work again.
+If a job is killed after its stage has succeeded and before the engine has recorded the job, the
+engine deletes the outputs. Then the next attempt takes the outputs from `kept`: the engine's retry,
+which workflow/rules/common.smk marks by PIPELINE_RETRY, or the first call of Snakemake after a call
+that was killed. A job of DVC also uses `kept` after an edit that only changes how values are
+written. A job that the user forces the engine to run does all its work again.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Attempt:
 
     @property
     def run(self) -> Path:
-        """Folder of files to resume from, which is kept after a kill."""
+        """Folder of the files from which the stage can be resumed; it is kept after a kill."""
         return self.folder / "run"
 
     def out(self, name: str) -> Path:
-        """Return the path to write the declared output of this name to.
+        """Return the path to which the stage writes the declared output of this name.
 
         Raises:
             ValueError: The job declares no such output.
@@ -119,7 +119,7 @@ class Attempt:
 
 @contextlib.contextmanager
 def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
-    """Lock the job, prepare its scratch folder, and publish its outputs if the block succeeds.
+    """Lock a job, prepare its scratch folder, and publish its outputs afterwards.
 
     At the end of the block `now` is called: it reads the parameter files again and returns the job
     that they describe, for a comparison with `job`.
@@ -167,11 +167,11 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
-    """Return the attempt; keep the scratch folder of an earlier attempt if it is usable.
+    """Return the attempt, with the scratch folder of an earlier attempt if that can be used.
 
-    The folder is usable if the earlier attempt had the same fingerprint and did not finish. If it
-    finished, its outputs are used if the engine has lost them, or if DVC's parameters were only
-    written differently.
+    The earlier folder is used if the earlier attempt had the same fingerprint and did not finish.
+    The outputs of an earlier attempt that finished are used if the engine has lost them, or if
+    DVC's parameters were only written differently.
     """
     src = sources.src_of(code_of(root))
     # Only sources that the stage imports count: an edit of other code must not discard the stage's
@@ -382,7 +382,7 @@ def _write_facts(current: Attempt, started: tuple[float, float]) -> None:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if the file cannot be read or has no object."""
+    """Return the object in a JSON file; {} if the file cannot be read or contains no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ from pipeline.settings.yaml_file import read_yaml
 _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
-"""Largest number of commits of git's history that a command searches."""
+"""Maximum number of commits of git's history that a command searches."""
 # The start of every lock file of DVC. A file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
@@ -59,7 +59,7 @@ class State:
 
 
 def dvc_state(root: Path) -> State:
-    """Return which stages `dvc status` reports as changed, and their changed files."""
+    """Return the stages that `dvc status` reports as changed, and the files that changed."""
     # The command line is used, because dvc.api, DVC's Python interface, has no status.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
@@ -203,7 +203,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
 
 
 def drop_from_lock(root: Path, names: set[str]) -> None:
-    """Remove stages from `dvc.lock` as text, so that DVC's order and spelling are kept."""
+    """Remove stages from the text of `dvc.lock`, so that DVC's order and spelling are kept."""
     path = root / "dvc.lock"
     if not names:
         return
@@ -241,7 +241,7 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
 
 
 def note_sources(root: Path) -> None:
-    """Write the list of each stage's source files with their digests, as the stage `check` does."""
+    """Write the lists of the stages' source files and their digests, as the stage `check` does."""
     code = code_of(root)
     for stage in sources.stages(code):
         sources.note(root, stage, code)

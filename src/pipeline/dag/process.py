@@ -50,10 +50,10 @@ _short: list[bool] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal to stop; like KeyboardInterrupt it is not caught by `except Exception`."""
+    """A signal that stops the work; like KeyboardInterrupt, not caught by `except Exception`."""
 
     exit_code = 130
-    """Exit code of a process that this signal has ended."""
+    """Exit code of a process that the signal has ended."""
 
 
 def run(work: Callable[[], None], *, short: bool = False) -> int:
@@ -250,7 +250,7 @@ def _watch(parent: int) -> None:
 
 
 def _parent() -> int:
-    """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
+    """Return the id of the parent process; a shell that runs a command with `-c` is skipped."""
     parent = os.getppid()
     try:
         # The loop is needed, because a shell may have been started by another shell.

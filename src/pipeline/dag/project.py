@@ -70,7 +70,7 @@ def main(
     name: str = "",
     short: bool = False,
 ) -> int:
-    """Run a stage outside of experiments with command-line arguments; see `process.run`.
+    """Run a stage that belongs to no experiment, with command-line arguments; see `process.run`.
 
     If the stage has instances, `name` is the help text of the argument that names one, and `work`
     is called with that name and the project's folder; else `name` is empty, and `work` is called

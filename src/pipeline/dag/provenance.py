@@ -1,4 +1,4 @@
-"""Records of what made a policy: each stage adds one to its result, up to the ONNX file.
+"""Records of what made a policy: each stage adds a record to its result, up to the ONNX file.
 
 A record has only inputs: the stage's parameters, digests of the files that it read, versions of the
 packages that decide rounding, and git's id of each source file's content. So equal inputs give
@@ -142,7 +142,8 @@ def interrupted(record: Record, steps: Sequence[int]) -> Record:
 def versions(environment: Path | None = None) -> dict[str, str]:
     """Return the versions of packages that decide rounding, without the build's suffix.
 
-    With the executable of an environment, also those of its packages, such as MuJoCo.
+    If the executable `environment` is given, the versions of its packages, such as MuJoCo, are
+    added.
     """
     # The suffix after the `+`, such as `+cpu`, differs between machines with equal versions.
     ours = {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
@@ -152,7 +153,8 @@ def versions(environment: Path | None = None) -> dict[str, str]:
 def installed(name: str) -> str:
     """Return a package's version in the form of records, or `not installed`.
 
-    For the file of a user's encoder, reward signal or trainer it is the file's digest.
+    If `name` is a file of the user with an encoder, reward signal or trainer, the file's digest is
+    returned.
     """
     if name.endswith(".py"):
         return digests(name.removesuffix(".py").replace("/", ".")).get(name, "not there")
@@ -212,7 +214,10 @@ def _program_at(path: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return name and SHA-256 of a file; a Unity executable's includes its data folder."""
+    """Return the name and SHA-256 of a file.
+
+    For a Unity executable the SHA-256 includes the files in its data folder.
+    """
     path = _program_at(path)
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}

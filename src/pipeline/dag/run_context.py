@@ -98,7 +98,7 @@ def main(
 
 
 def same_kernels(argv: Sequence[str]) -> None:
-    """Make a further process of `torchrun` use the first process's numerical kernels."""
+    """Make a further process of `torchrun` use the numerical kernels of the first process."""
     # A wrong argument must end this process, as it ends the first process.
     _parsed(argv, None)
     with contextlib.suppress(PipelineError):  # the first process reports the error

@@ -23,9 +23,8 @@ _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "dag")}
 """By stage: packages of which only the imported modules count as sources, and an imported subfolder
-as a whole. If `envs` counted as a whole, the stage `env` would rebuild Unity projects after each
-edit of code that drives environments.
-"""
+as a whole. If all modules of `envs` counted, the stage `env` would rebuild Unity projects after
+each edit of code that drives environments."""
 _PACKED = {"env": ("core",)}
 """By stage: packages that are packed into executables, in addition to the imported packages."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -95,8 +94,8 @@ def note(root: Path, stage: str, code: Path | None = None) -> None:
 
 
 def claims_of(root: Path) -> list[str]:
-    """Return the files with claims of a project, which the stage `report` reads if they exist."""
-    # These files are not in dvc.yaml, because DVC refuses a dependency that does not exist.
+    """Return a project's files with claims; the stage `report` reads the files if they exist."""
+    # Not in dvc.yaml, because DVC refuses a dependency that does not exist.
     return [str(path) for path in (CLAIMS, LOCK) if (root / path).is_file()]
 
 

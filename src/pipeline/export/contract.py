@@ -101,16 +101,16 @@ class _Model:
         self.deterministic = deterministic
 
     def number(self, name: str) -> int:
-        """Return the first value of a constant; 0 if it is missing."""
+        """Return the first value of the constant `name`; 0 if the model does not have it."""
         # A missing constant is reported by its own rule, so that it counts as 0 here.
         return int(self.constants[name].flat[0]) if name in self.constants else 0
 
     def total(self, name: str) -> int:
-        """Return the sum of a constant; 0 if it is missing."""
+        """Return the sum of the values of the constant `name`; 0 if the model does not have it."""
         return int(self.constants[name].sum()) if name in self.constants else 0
 
     def has_actions(self, kind: str) -> bool:
-        """Return whether the output with the actions of `kind` exists and is not empty."""
+        """Return whether the model has a non-empty output with actions of `kind`."""
         expected = f"deterministic_{kind}_actions" if self.deterministic else f"{kind}_actions"
         return expected in self.outputs and self.total(f"{kind}_action_output_shape") > 0
 
@@ -154,7 +154,7 @@ def check_model(
 
 
 def _stopping_finding(model: _Model) -> Finding | None:
-    """Return the first finding of rules 2 to 8, which stop the check."""
+    """Return the first finding of rules 2 to 8; after such a finding the check ends."""
     for rule, name in (("2", "version_number"), ("3", "memory_size")):
         if name not in model.constants:
             return _warning(rule, f"required constant {name} is missing")
@@ -250,7 +250,7 @@ def _input(
     missing: str,
     other: str = "",
 ) -> Iterator[Finding]:
-    """Yield a finding of rule `missing` if the input is missing, of `other` for a wrong shape."""
+    """Yield a finding of rule `missing` for a missing input, of rule `other` for a wrong shape."""
     if name not in model.inputs:
         yield _warning(missing, f"there is no input {name} for {sensor}")
     # The shape is compared without the batch axis.
@@ -311,9 +311,10 @@ def model_findings(
 def publishing_findings(
     source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
 ) -> list[Finding]:
-    """Return all faults for which a model is not published for `spec`; [] without faults.
+    """Return all faults that prevent a model from being published for `spec`; [] without faults.
 
-    These are the faults of `model_findings` and of Unity's loader, and of the memory's batch axis.
+    These are the faults that `model_findings` and Unity's loader report, and faults of the memory's
+    batch axis.
     """
     model = load(source)
     findings = model_findings(model, spec)

@@ -52,7 +52,8 @@ class TensorInfo:
     dtype: str
     """NumPy name of the element type, such as float32."""
     shape: tuple[Dimension, ...]
-    """Sizes of the axes; the name of a symbolic axis, '?' for an axis without a size."""
+    """Size of each axis: a number, the name of a symbolic axis, or '?' for an axis without a size.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,7 @@ class ModelDescription:
     version: int | None
     """Value of `version_number`; None if the model does not have it."""
     memory_size: int
-    """Numbers of recurrent memory per agent; 0 without memory."""
+    """Number of values in an agent's recurrent memory; 0 without memory."""
     inputs: dict[str, TensorInfo]
     """Declared inputs that are not weights, in file order."""
     outputs: dict[str, TensorInfo]
@@ -78,7 +79,7 @@ class ModelDescription:
     meanings: dict[str, str]
     """Meanings of tensors in the file's metadata, by name; texts of any length."""
     spaces: str = ""
-    """Spaces of the environment, from the file's metadata; empty if they are not in it."""
+    """Spaces of the environment, from the file's metadata; empty if the metadata has no spaces."""
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:

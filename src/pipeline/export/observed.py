@@ -110,7 +110,7 @@ def _first_part(tree: Any) -> Any:
 
 
 def _of_row(tree: Any, row: int | None) -> Any:
-    """Return environment number `row`'s part of a tree of arrays [N, ...]; the tree if None."""
+    """Return environment number `row`'s part of a tree of arrays [N, ...]; all if `row` is None."""
     if row is None:
         return tree
     if isinstance(tree, Mapping):

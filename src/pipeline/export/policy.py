@@ -29,7 +29,7 @@ _LARGEST_EXACT_SEED = 1 << 24
 class OnnxPolicy:
     """A policy in ONNX, run on one thread with ONNX Runtime.
 
-    Each agent's memory is kept between decisions, and dropped by `end`. Two policies with the same
+    Each agent's memory is kept between decisions, and deleted by `end`. Two policies with the same
     file and seed give the same actions for the same steps.
 
     A model of package 1.x (version 2) returns log-probabilities of discrete actions; the actions
@@ -108,7 +108,7 @@ class OnnxPolicy:
         return self._actions(result, len(steps))
 
     def end(self, agent_ids: Iterable[int] | None = None) -> None:
-        """Drop the memories of agents whose episode has ended; None for all agents."""
+        """Delete the memories of agents when their episodes have ended; None for all agents."""
         for agent in list(self._memories) if agent_ids is None else agent_ids:
             self._memories.pop(agent, None)
 
@@ -191,7 +191,7 @@ class OnnxPolicy:
         return memory
 
     def _refuse_nonsense(self, result: dict[str, AnyArray], n_agents: int) -> None:
-        """Refuse actions and memories of a wrong shape, not finite, or outside the branches."""
+        """Refuse actions and memories with a wrong shape, non-finite numbers or unknown choices."""
         sizes = self.description.discrete_branches
         widths = {
             "continuous_actions": (self.description.continuous_size,),

@@ -1,4 +1,4 @@
-"""Publishing a policy: record its actions, write the file, compare both, and move it into place.
+"""Publishing a policy: record its actions, write a file, check the file, move it into place.
 
 The model follows the v3 layout (package 2.0 and later): opset 9, named constants for the loader,
 sampled and deterministic actions. It is written node by node instead of traced, so that equal
@@ -74,15 +74,16 @@ class ExportReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
-    """N rows of inputs of the trained policy, and its deterministic actions."""
+    """N rows of inputs for the trained policy, and the policy's deterministic actions."""
 
     feeds: dict[str, AnyArray]
-    """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
-    agent, with an empty memory at the first step."""
+    """Arrays [N, ...] by the name of the model's input. With memory the rows are successive steps
+    of one agent, with an empty memory at the first step."""
     expected: dict[str, AnyArray]
-    """[N, ...] by the names of the model's deterministic outputs."""
+    """Arrays [N, ...] by the name of the model's deterministic output."""
     rounding: dict[str, float]
-    """Largest difference between float32 and float64, for continuous outputs and logits by name."""
+    """Largest difference between the policy's results in float32 and in float64, by the name of the
+    continuous output or of the logits."""
 
 
 def record(
@@ -92,7 +93,8 @@ def record(
 
     Args:
         policy: a policy on the CPU.
-        obs: [N, *shape] per observation, N at least 1; with memory rows of successive steps.
+        obs: [N, *shape] per observation, N at least 1; with memory the rows are successive steps of
+            one agent.
         action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
 
     Raises:
@@ -218,7 +220,7 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
 
 
 def meanings(spec: BehaviorSpec) -> dict[str, str]:
-    """Return metadata that says each sensor's name, and from which range numbers were scaled."""
+    """Return metadata with each sensor's name, and the ranges from which numbers were scaled."""
     said: dict[str, list[str]] = {}
     for scale in scales_of(spec):
         tensor, _, text = scale.partition(": ")
@@ -248,8 +250,8 @@ def publish(
 
     The file must pass the loader's checks and the stricter rules, give the trained policy's
     deterministic actions for every recorded observation with any batch size, and never choose a
-    forbidden action. A recurrent policy must also do so step by step, with the memory that it
-    returned before.
+    forbidden action. A recurrent policy must also give these actions step by step, with the memory
+    that the file returned at the previous step.
 
     Raises:
         ExportError: The policy cannot be exported, or the file fails a check; the message gives the
@@ -302,7 +304,7 @@ class _Check:
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare all rows in large and small batches, and step by step; return the ties."""
+        """Compare all rows in batches of two sizes and step by step; return the number of ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
@@ -314,7 +316,7 @@ class _Check:
         return ties
 
     def _carry_on(self) -> None:
-        """Compare step by step, with the memory that the model returned before."""
+        """Compare actions step by step; each step gets the memory that the step before returned."""
         # Each step gets the model's own memory, because with recorded memories an error that grows
         # from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
@@ -332,7 +334,7 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs that differ from the policy's recorded outputs; return the ties."""
+        """Refuse outputs that differ from the recorded outputs; return the number of ties."""
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
@@ -381,7 +383,7 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the difference that orders of addition may cause, and that is always allowed."""
+        """Return the smallest tolerance of a tensor: the rounding of another order of sums."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:

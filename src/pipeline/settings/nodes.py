@@ -48,7 +48,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return a plain value as nodes from `source`; keys become text."""
+    """Return a plain value as a tree of nodes from `source`; keys of maps become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
@@ -161,7 +161,7 @@ def _undotted(given: Node, path: str) -> Node:
 
 
 def _merge_apart(first: Node, second: Node, path: str) -> Node:
-    """Return the union of two nested maps; refuse a key that has a value in both of them."""
+    """Return the union of two nested maps; raise an error for a key with values in both maps."""
     if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
         raise fail(second, path, "is written twice, once with a dotted key; keep one")
     entries = dict(first.value)

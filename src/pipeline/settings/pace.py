@@ -8,7 +8,8 @@ AUTO = "auto"
 LEAST, MOST = 0.25, 64.0
 """Limits of the chosen pace, in agent steps for each update."""
 _USED = 0.9
-"""Share of the waiting time that updates may fill; the rest is a margin, as both times vary."""
+"""Share of the waiting time that updates may fill. The rest is a margin, because the waiting time
+and the time of updates vary."""
 
 
 def free_share(*, n_cores: int, n_envs: int, n_threads: int) -> float:

@@ -4,7 +4,8 @@ A settings class defines its keys: the fields' names, their types and `Bounds` a
 defaults. Classes with special rules have their own `from_node(node, path)`.
 
 All functions that read a node, `from_node` included, raise `SettingsError` with the node's place,
-its key path, its value and the allowed values; independent errors are raised together.
+its key path, its value and the allowed values; errors that do not depend on each other are raised
+together.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
 
 
 def choice(node: Node, path: str, allowed: Collection[str]) -> str:
-    """Return the text of a node; refuse it if it is not in `allowed`."""
+    """Return the text of a node; raise an error if the text is not in `allowed`."""
     # The original text is compared, because a name may look like a number. A list has no text.
     text = node.value if isinstance(node.value, str) else node.text
     if text is None or text not in allowed:
@@ -255,7 +256,7 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the part `name` of a group of plug-ins; an import error names the place of `node`."""
+    """Return the part `name` of a group; an import error gets the file and line of `node`."""
     try:
         # The look-up imports the plug-in, which may fail for any reason.
         return group[name]
@@ -264,7 +265,7 @@ def part(group: Group[T], name: str, node: Node, path: str) -> T:
 
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
-    """Return the error for a key that is not in `known` (names to types)."""
+    """Return the error for a key that is not in `known`, a map from names of keys to types."""
     # A key at the wrong level is more common than a misspelt key of another section.
     deeper = [name for name, hint in known.items() if key in keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
@@ -274,13 +275,13 @@ def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Ex
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the most similar of `known`, or `.` if none is similar."""
+    """Return `; did you mean 'x'?` with the most similar `known` name; `.` if none is similar."""
     near = nearest(word, known)
     return "." if near is None else f"; did you mean {near!r}?"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the most similar of `known` to a word; None if none is similar."""
+    """Return the name in `known` that is most similar to a word; None if none is similar."""
     # Words are compared in lower case, because `difflib` counts other case as other letters.
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
@@ -299,7 +300,7 @@ def display(node: Node) -> str:
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of each settings class that a type hint names directly."""
+    """Return the keys of every settings class that a type hint names directly, as in a union."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
     # Keys of deeper sections are left out, because they would make the hint ambiguous.

@@ -1,4 +1,4 @@
-"""Reader and writer of YAML: safe, with the scalars of YAML 1.2 and line numbers for errors.
+"""Reader and writer of YAML files, with the scalars of YAML 1.2, and line numbers for errors.
 
 PyYAML follows YAML 1.1, where `1e-5` is text, `on` is true and `010` is eight. DVC and most people
 expect YAML 1.2, so the scalars of its core schema replace PyYAML's here.
@@ -22,8 +22,8 @@ _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
 """Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
-"""Maximum number of values in a file: nested aliases can expand to more values than fit into
-memory."""
+"""Maximum number of values in a file, because nested aliases can expand to more values than fit
+into memory."""
 _MOST_CHARACTERS = 4_000_000
 """Maximum number of characters in a file: longer files would take many seconds to read."""
 
@@ -72,9 +72,9 @@ not read."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the core schema of YAML 1.2, and without tags.
+    """PyYAML's safe loader with the core schema of YAML 1.2; tags are errors.
 
-    Objects with the tag that ML-Agents wrote are read as plain maps; nothing is constructed.
+    Only objects with the tag that ML-Agents wrote are read, as plain maps; nothing is constructed.
     """
 
     # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
@@ -267,7 +267,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield each map that an alias gives: its line and dotted key, and its anchor's key."""
+    """Yield each map that is an alias: its line, its dotted key, and the key of its anchor."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:

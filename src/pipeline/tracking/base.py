@@ -49,17 +49,18 @@ class Callback:
     """
 
     stop: bool = False
-    """Set to True to end the run after the present step, as if `max_steps` had been reached."""
+    """Set `stop` to True to end the run after the present step, as if `max_steps` had been reached.
+    """
     _tracker: Tracker | None = None
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Called when a behavior has appeared, with its settings as plain values."""
+        """Called when a behavior appears for the first time, with its settings as plain values."""
 
     def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:
-        """Called after each exchange with the environments; agent steps and ended episodes."""
+        """Called after each exchange; agent steps and ended episodes so far, by behavior."""
 
     def on_update(self, behavior: str, update: Update) -> None:
-        """Called after an update of a behavior's networks."""
+        """Called after an update of a behavior's networks, with the state of the behavior."""
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Called for each summary, `{tag: number}`; `step` counts the agents' decisions."""
@@ -90,9 +91,9 @@ class Callback:
             self._tracker.tell("on_image", learner.name, name, image, learner.step)  # type: ignore[union-attr]  # checked by _learners
 
     def set(self, name: str, value: float | None, behavior: str | None = None) -> None:
-        """Give a scheduled setting such as `learning_rate` a value from the next update on.
+        """Set a scheduled setting such as `learning_rate` to a value from the next update on.
 
-        The value replaces the schedule until it is set again; None returns to the schedule.
+        The value replaces the schedule until `set` is called again; None restores the schedule.
         """
         for learner in self._learners("set", behavior):
             if name not in (known := learner.algorithm.schedules):
@@ -120,7 +121,7 @@ class Sink(Callback):
 
     Errors of a sink are logged, and do not end the run. A resumed run repeats some steps: a sink
     that appends to a file deletes a behavior's entries from the step of its first summary on, as
-    `sinks/jsonl.py` does. It does not write `names.HIDDEN`.
+    `sinks/jsonl.py` does. A sink does not write the statistics `names.HIDDEN`.
     """
 
     def __init_subclass__(cls) -> None:
@@ -129,13 +130,13 @@ class Sink(Callback):
             raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
 
     def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `on_summary` with the values of its statistics, as far as known."""
+        """Called before `on_summary` with the single values of each statistic, where known."""
 
     def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Called with all values (at least one) of the statistic `tag` in a summary."""
 
     def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
-        """Called with a picture of a callback, uint8 [height, width, 3]."""
+        """Called with a picture that a callback sends: uint8 [height, width, 3]."""
 
     def on_failure(self, error: BaseException) -> None:
         """Called when the run ends with an error, or was stopped (`Interrupted`)."""
@@ -154,8 +155,8 @@ class Tracker:
     """Calls the callbacks and sinks of a run for each event, and keeps the run's curves.
 
     The first error of a sink is logged as a warning; the sink is still called later. The first
-    error of another callback ends the run. Values that are not finite are left out, because they
-    spoil charts.
+    error of a callback that is no sink ends the run. Values that are not finite are left out,
+    because they spoil charts.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
@@ -164,7 +165,7 @@ class Tracker:
         self.error: Exception | None = None
         """Error of a callback that is no sink."""
         self.curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        """(step, value) of each summary by behavior and tag."""
+        """For each behavior and tag: the step and the value of each summary."""
         self.learners: Mapping[str, Any] = {}
         """The behaviors' learners, for `log` and `set`."""
         self.is_resuming = False
@@ -210,7 +211,7 @@ class Tracker:
             self.tell("on_distribution", behavior, tag, finite, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of callbacks, and what they have set; an empty map without any."""
+        """Return the states of callbacks and the values that callbacks have set; {} without any."""
         try:
             # States become plain values, which a checkpoint can have; an array raises a TypeError.
             given = {name: callback.state_dict() for name, callback in self._named.items()}

@@ -34,7 +34,7 @@ COLUMNS = {
 
 _KEYS = ("behavior", "step")
 _MOST_TITLES = 10
-"""Largest number of lines above the header, such as titles of a spreadsheet."""
+"""Maximum number of lines above the header, such as titles of a spreadsheet."""
 _SHORT = {tag: column for column, tag in COLUMNS.items()}
 
 
@@ -111,7 +111,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
 
     Returns:
         The columns, with the behavior, the step and `COLUMNS` first; the rows, in which all values
-        are text; and whether the file was complete, without lines and values that cannot be read.
+        are text; and whether all lines and values of the file could be read.
     """
     standard = [*_KEYS, *COLUMNS]
     if not path.exists():
@@ -156,7 +156,7 @@ def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], 
 
 
 def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] | None:
-    """Return a line's values by column, or None if the line is no row.
+    """Return the values of a line by column; None if the line is not a row of the table.
 
     A row with a value that is not a number also has the key None.
     """
@@ -205,7 +205,7 @@ UPDATES_HEADER = (
 
 @dataclass(kw_only=True, slots=True)
 class _Last:
-    """The state after a behavior's last update; None for unknown values."""
+    """Counts and times at a behavior's last update; None for unknown values."""
 
     file: TextIO
     at: float

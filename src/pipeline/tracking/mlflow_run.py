@@ -41,7 +41,7 @@ _FIRST_STAGE = "train"
 _TRAINED = "dvc.train"
 """Tag with DVC's digest of the run's policy."""
 _FINGERPRINT = "train.fingerprint"
-"""Tag with the digest of the training's inputs; training on other inputs begins a new run."""
+"""Tag with the digest of the training's inputs; a training with another digest begins a new run."""
 _PARENT = "mlflow.parentRunId"
 """MLflow's tag with the parent of a run, below which MLflow shows the run."""
 # Writes end after this many successive errors, because a dead server delays each write.
@@ -96,7 +96,7 @@ class MlflowRun(Sink):
         self._write(lambda store: self._pending.append(self._log_metrics(store, points, now=False)))
 
     def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
-        """Write a picture of a callback for MLflow's page of charts."""
+        """Write a picture that a callback sends, for MLflow's page of charts."""
         key = self._charted(behavior, tag)
         self._write(lambda store: store.client.log_image(self.run_id, image, key=key, step=step))
 
@@ -324,8 +324,8 @@ class MlflowRun(Sink):
     def _fill(self, store: Store, curve: Sequence[tuple[str, str, float, int]]) -> None:
         """Write the points of a curve that the run lacks.
 
-        A killed process loses its queued points, and a store that others lock refuses some points.
-        Wall times are in no file, so they cannot be added.
+        A killed process loses its queued points, and a store that other processes lock refuses some
+        points. Wall times are in no file, so wall times cannot be added.
         """
         points = {
             (self._charted(behavior, tag), step): value
@@ -406,8 +406,8 @@ class MlflowRun(Sink):
     def _goes_on(self, tags: Mapping[str, str]) -> bool:
         """Return whether the stage continues the run with these tags.
 
-        A run has one training and its policy: a second training from the start or on other inputs
-        gets a new run, and so does the evaluation of another policy.
+        A run has one training and the policy of this training. A second training from the start or
+        on other inputs gets a new run, and so does the evaluation of another policy.
         """
         key, trained = self._key, tags.get(_TRAINED)
         if key.stage == _FIRST_STAGE:
@@ -432,7 +432,7 @@ class MlflowRun(Sink):
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
-        """Return the id of the oldest run with `_identity` and this tag's value, or None."""
+        """Return the id of the oldest run with this identity and this value of `tag`, or None."""
         # DVC allows the same name on different commits, so the baseline must agree, too.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
@@ -480,10 +480,11 @@ def alias_of(experiment: str) -> str:
 def best(
     versions: Mapping[str, Mapping[str, str]], build: str, incumbent: str | None
 ) -> str | None:
-    """Return the version with the highest score in a build; `incumbent` wins a tie.
+    """Return the version with the highest score in a build of the environment.
 
-    `versions` has the tags of the candidates by version number; `build` is the digest of the
-    environment in which scores are compared.
+    Of versions with equal scores, `incumbent` is returned if it is one of them, else the oldest
+    version. `versions` has the tags of the candidates by version number; `build` is the digest of
+    the environment in which scores are compared.
     """
     # Only scores in the same build of the environment can be compared.
     scores = {

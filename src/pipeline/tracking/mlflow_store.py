@@ -162,7 +162,7 @@ def locked(uri: str) -> Iterator[None]:
 
 
 def client_of(uri: str) -> Any:
-    """Return MLflow's client of a store; for a SQLite file the caller holds the lock."""
+    """Return MLflow's client of a store; for a SQLite file the caller must hold the lock."""
     for name, value in _ENVIRONMENT.items():
         # The variables are set before MLflow is imported, because it reads some of them only then.
         os.environ.setdefault(name, value)

@@ -45,7 +45,7 @@ class RunKey:
     stage: str
     """Stage of the DAG; `train` may begin a new run, other stages continue the current run."""
     fingerprint: str
-    """Digest of the stage's inputs; training on other inputs begins a new run."""
+    """Digest of the stage's inputs; a training with another digest begins a new run."""
     policy: str | None = None
     """DVC's digest of the trained policy that a later stage works on."""
     resumed: bool = False
@@ -62,7 +62,7 @@ class RunKey:
 
     @property
     def label(self) -> str:
-        """Names of the experiment and the DVC experiment; its seeds have equal labels."""
+        """Names of the experiment and of the DVC experiment; the same for all seeds."""
         return label(self.experiment, self.variant)
 
     @property
@@ -73,13 +73,13 @@ class RunKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputData:
-    """An input of the run, for MLflow's list of datasets."""
+    """An input of a run, as an entry of MLflow's list of datasets."""
 
     name: str
     path: str
     """Path relative to the project."""
     context: str
-    """Its use: `environment` or `demonstrations`."""
+    """What the run uses the input for: `environment` or `demonstrations`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Numbers that describe the input."""
 
@@ -89,7 +89,7 @@ class RunMetadata:
     """The metadata of a run, equal in all stages."""
 
     params: Mapping[str, Any]
-    """Parameters by name; see `parameters`."""
+    """Parameters by name, as `parameters` returns them."""
     configuration: str
     """The configuration with all defaults, as YAML."""
     data: Sequence[InputData]
@@ -105,7 +105,7 @@ def label(name: str, variant: str) -> str:
 def parameters(
     behaviors: Mapping[str, Mapping[str, Any]], *, prefix: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of each behavior that have a value, by names to search for in MLflow.
+    """Return the behaviors' settings that are not empty, by names to search for in MLflow.
 
     Settings in `hyperparameters` are named without that word: `learning_rate`. All others keep
     their dotted path. With several behaviors, or `prefix`, each name starts with its behavior.
@@ -158,10 +158,7 @@ def row(
 
 
 def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics of all behaviors in one mapping, by name.
-
-    With several behaviors the names are `<behavior>/<name>`.
-    """
+    """Return the metrics of all behaviors in one mapping from names to values."""
     return {
         f"{behavior}/{name}" if len(metrics) > 1 else name: value
         for behavior, values in metrics.items()

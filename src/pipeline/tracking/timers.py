@@ -34,7 +34,7 @@ def _node(
 
 
 class TimersSink(Sink):
-    """Collects times and gauges, and writes them to `path` when it is closed.
+    """Collects times and gauges of a run, and writes both to `path` when the sink is closed.
 
     During a run the seconds come from summaries; `on_end` replaces them by the exact seconds. A run
     that does not start writes nothing.
@@ -65,7 +65,7 @@ class TimersSink(Sink):
             self._started = self._clock()
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # all sinks get it
-        """Take one summary."""
+        """Add the seconds and the statistics of a summary."""
         self.start()
         for tag, value in values.items():
             if tag.startswith(names.TIMING):
@@ -84,7 +84,7 @@ class TimersSink(Sink):
         self._n_updates += 1
 
     def on_end(self, result: Any) -> None:
-        """Take the exact seconds and counts of a run that has ended."""
+        """Replace the collected seconds and counts by the exact ones of a run that has ended."""
         self._metadata |= {name: str(count) for name, count in result.counts.items()}
         self._exact, self._n_exchanges = dict(result.seconds), result.n_exchanges
         self._n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())

@@ -1,4 +1,4 @@
-"""Whether the present results hold what `claims.yaml` claims, and are the same bytes.
+"""Check of the present results against `claims.yaml`, and of their files against `claims.lock`.
 
 `claims.lock` has what the claims were written from: the digest of each result file, and the records
 of what made each policy. Values that runs share, such as the sources, are stored once.
@@ -30,7 +30,8 @@ SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
 _FORMAT = "shared, format 1"
 _FILES = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json", "episodes.csv")}
-"""The files of a seed that have its numbers; a digest in them stands for the policy."""
+"""The files of a run, by stage, that have its numbers. A digest of the policy in these files makes
+a check of the policy itself unnecessary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Answer:
     here: str
     """The present value as text, or why there is none."""
     changed: tuple[str, ...] | None = None
-    """Result files with other bytes than recorded; None without a present value."""
+    """Result files that differ from the recorded files; None if there is no present value."""
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -152,12 +153,12 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
 
 
 def shortened(value: float) -> float:
-    """Return a number with the six significant digits that claims.yaml has of it."""
+    """Return a number rounded to six significant digits, as `pipeline claims write` writes it."""
     return float(f"{value:.6g}")
 
 
 def digests(root: Path, params: Params, name: str, seed: int) -> dict[str, str]:
-    """Return the SHA-256 of each file with numbers of a run, by its path in the project."""
+    """Return the SHA-256 of each file with numbers of a run, by the file's path in the project."""
     paths = [
         Path("results", stage, name, f"seed{seed}", file)
         for stage in params.experiments[name].stages

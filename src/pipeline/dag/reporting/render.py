@@ -72,7 +72,7 @@ class Figure(NamedTuple):
 
     what: str
     file: str
-    """File name in the folder of figures."""
+    """Name of the picture's file in the folder of figures."""
     caption: str
 
 
@@ -136,8 +136,8 @@ def html(
 ) -> str:
     """Return the report as a self-contained HTML page, with links to the files of each seed.
 
-    `parts` has the stages of each experiment, and also `video` if its episodes are filmed: links
-    are written only to the files of these.
+    `parts` has the stages of each experiment, and also `video` if its episodes are filmed. The page
+    links only to files of these stages, and to videos.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -38,7 +38,7 @@ _RENAMED = {
     **dict.fromkeys(("steps", "timesteps", "global_step", "frames", "x"), "step"),
     **dict.fromkeys(("return", "returns", "reward", "score", "episodic_return", "y"), "value"),
 }
-"""Names that other programs give to `_COLUMNS`."""
+"""For each other name that a column may have in files of other programs: the name in `_COLUMNS`."""
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
@@ -201,7 +201,7 @@ def read_published(
         note: replaces the note in the file.
 
     Raises:
-        SettingsError: The file cannot be read, has no note, or has no task from here.
+        SettingsError: The file cannot be read, has no note, or has results on none of `tasks`.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -247,8 +247,8 @@ def read_published(
 
 
 def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dict[float, float]]:
-    """Return the value by step, by environment and seed."""
-    # The lines are parsed one by one, so that an error can name the line.
+    """Return published learning curves (value by step), by environment and seed."""
+    # Line by line, so that an error can name the line.
     rows = [
         (number, [cell.strip() for cell in next(csv.reader([line]))])
         for number, line in enumerate(lines, start=1)
@@ -283,7 +283,7 @@ def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dic
 def setup_of(
     settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
 ) -> dict[str, Any]:
-    """Return the settings on which a behavior's results depend, the experiment's included."""
+    """Return the settings, including the experiment's, on which a behavior's results depend."""
     full = to_mapping(settings)
     # A behavior without a section of its own has the default settings, as in ML-Agents.
     setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
@@ -294,7 +294,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the differences of each setup from the first setup, as text by name."""
+    """Return a text for each setup with its differences from the first setup, by name."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():

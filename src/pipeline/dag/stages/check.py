@@ -33,9 +33,9 @@ _WITH_RESULTS = (
 )
 
 _CLOCKS_DIFFER_S = 10.0
-"""Largest difference, in seconds, between the clocks of machines that share a disk."""
+"""Maximum difference, in seconds, between the clocks of machines that share a disk."""
 _NAMED = 5
-"""Largest number of files that a message lists."""
+"""Maximum number of files that a message lists."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -54,7 +54,7 @@ def record_named(name: str, root: Path) -> None:
 
 
 def take(name: str, file: Path, root: Path) -> None:
-    """Make the outputs of a recording from an existing `.demo` file, after a check of the file."""
+    """Make the outputs of a recording from an existing `.demo` file, after a check of that file."""
     # All stages import inside functions: an engine starts a process per job, and a job should
     # import only the modules that it needs.
     from pipeline.demos.demo_file import read_demo
@@ -78,7 +78,7 @@ def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
 def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
     """Return the numbers of episodes and steps, and the mean, least and greatest return.
 
-    Without an ended episode these returns are None.
+    If no episode has ended, these returns are None.
     """
     return {
         "episodes": len(returns),
@@ -174,9 +174,9 @@ def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, A
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
-    """Stack the actions or masks of an agent's steps, and add a row of zeros for its end.
+    """Stack the actions or masks of an agent's steps, and append a row of zeros.
 
-    A .demo file has an action in every row, also for the last observation.
+    A .demo file has an action in every row, also for the last observation of an episode.
     """
     return [np.stack([*rows, np.zeros_like(rows[-1])]) for rows in zip(*steps, strict=True)]
 
@@ -184,7 +184,10 @@ def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
 def _play(
     env: BaseEnv, behavior: str, act: Callable[[DecisionSteps], ActionTuple], episodes: int
 ) -> list[_Episode]:
-    """Play until the first `episodes` episodes to start have ended, and return them."""
+    """Play until the first `episodes` episodes, in order of their starts, have ended.
+
+    Returns these episodes.
+    """
     recorded: list[_Episode] = []
     playing: dict[int, _Episode | None] = {}
     n_ended = 0

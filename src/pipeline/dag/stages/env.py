@@ -91,7 +91,7 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return the files that the environment is made from; none for an archive with a digest."""
+    """Return the files from which the environment is made; [] for an archive with a digest."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "a build is expected here; correct `path`"

@@ -87,7 +87,7 @@ def evaluate(run: run_context.Run) -> None:
 def _with_policy(
     metrics: Mapping[str, Mapping[str, Any]], run: run_context.Run, facts: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return each behavior's metrics with `facts` and the digest of the exported policy."""
+    """Return each behavior's metrics, with `facts` and the digest of the exported policy added."""
     exported = read_map(run.root / run.folder("export") / "export.json")
     return {
         # Exports of earlier versions have no digest.

@@ -1,4 +1,4 @@
-"""The `propose` stage: choose the settings of a sweep's next trial by the scores of earlier trials.
+"""The `propose` stage: choose a sweep's next trial from the scores of earlier trials.
 
 A trial's file has the scores that the search knew (`told`) and the trials without a score
 (`waiting`). The files together are the journal of the search: a stopped search continues with the
@@ -27,7 +27,7 @@ from pipeline.settings.project.sweeps import SweepParams, proposal_file
 
 # With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
-"""Smallest number of curves with a point at a step for which a median is computed there."""
+"""Smallest number of learning curves with a point at a step for which a median is computed."""
 
 
 def main(argv: Sequence[str]) -> int:

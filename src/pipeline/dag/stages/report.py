@@ -202,7 +202,7 @@ def _file_name(text: str) -> str:
 
 
 def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
-    """Return the points of all learning curves: interquartile mean over seeds, and its interval."""
+    """Return the points of all learning curves: interquartile mean over seeds, and interval."""
     points = []
     for task, shown in zip(tasks, charts, strict=True):
         for one in (one for chart in shown for one in chart.series):
@@ -234,7 +234,7 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def searches(root: Path, params: Params) -> list[render.Section]:
-    """Return the table and sentences of each sweep.
+    """Return the report's section about each sweep: a table of trials, and sentences.
 
     Raises:
         StageError: A score is missing or ambiguous.

@@ -31,7 +31,7 @@ class Trial:
     values: Mapping[str, Any]
     """The changed settings, by dotted key."""
     scores: Mapping[int, float]
-    """Score of the trial with each seed: the metric by which the sweep is ranked."""
+    """Score of the trial by seed: the value of the metric by which the sweep is ranked."""
 
     @property
     def score(self) -> float:

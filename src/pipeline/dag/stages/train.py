@@ -84,7 +84,10 @@ def train(run: run_context.Run) -> None:
 
 
 def _restart_if_not_exact(run: run_context.Run, attempt: Attempt, settings: RunSettings) -> None:
-    """With `exact: required`, empty the folder of an attempt that cannot be resumed exactly."""
+    """If the experiment has `exact: required`, empty the folder of an attempt that is not exact.
+
+    Such an attempt was interrupted and cannot be resumed exactly.
+    """
     from pipeline.trainer.checkpoints.restore import resumes_exactly
 
     if not attempt.resumed or run.experiment.exact != "required":
@@ -168,7 +171,7 @@ def _train(
 
 
 class Pruner(Callback):
-    """Ends a trial of a sweep at a summary with a reward below the median of finished trials.
+    """Ends a sweep's trial at a summary with a reward below the median of earlier trials.
 
     Only rewards at the same step are compared, so a resumed run ends at the same step. `medians`
     has the median reward by step. `behavior` names the behavior that is compared; None for the only
@@ -180,7 +183,7 @@ class Pruner(Callback):
         self._behavior = behavior
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Compare one summary."""
+        """End the trial if the summary's reward is below the median at the same step."""
         if self._behavior in (None, behavior.partition("?")[0]):
             # If no episode ended in the period, there is no reward: the trial continues.
             reward = values.get(names.REWARD, math.inf)

@@ -19,7 +19,7 @@ _KINDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """`<name>`: a number of an experiment, or that one experiment does better than another."""
+    """`<name>`: a claim about an experiment's value, or a comparison of two experiments."""
 
     experiment: str
     """Name of an experiment of params.yaml."""
@@ -28,15 +28,16 @@ class Claim:
     metric: Literal["iqm", "mean"] | None = None
     """Interquartile mean or mean of the seeds' scores, as in the report."""
     value: float | None = None
-    """The number that is claimed."""
+    """The claimed value of the metric."""
     interval: tuple[float, float] | None = None
     """Ends of the value's 95 % interval, which the interval of a reproduction must overlap."""
     tolerance: NonNegative | None = None
-    """Largest distance of a reproduced value, in place of `interval`."""
+    """Largest allowed distance of a reproduced value from `value`; given in place of `interval`."""
     better_than: str | None = None
     """The other experiment, for a comparison in place of a value."""
     probability: Fraction | None = None
-    """Least probability that a run of `experiment` does better than a run of `better_than`."""
+    """Smallest probability, according to the claim, that a run of `experiment` does better than a
+    run of `better_than`."""
 
     def __post_init__(self) -> None:
         keys = {key for kind in _KINDS for key in kind}

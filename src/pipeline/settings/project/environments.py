@@ -280,9 +280,10 @@ class FetchSource(EnvironmentParams):
     source: Literal["fetch"] = "fetch"
     """The kind of source: an archive."""
     url: PerPlatform = _NOT_GIVEN
-    """Address of the archive (http, https or file): one, or one for each platform."""
+    """Address of the archive (http, https or file): one for all platforms, or one for each
+    platform."""
     sha256: PerPlatform = _NOT_GIVEN
-    """Hex digest of the archive: one, or one for each platform."""
+    """Hex digest of the archive: one for all platforms, or one for each platform."""
     platform: Platform | None = None
     """The platform of a single archive; null if unknown."""
     executable: str | None = None

@@ -183,7 +183,7 @@ class Params:
             yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return versions of packages, and digests of the user's files, with parts in use."""
+        """Return versions of plug-in packages and digests of the user's files that are in use."""
         groups, experiment = (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS), self.experiment(name)
         file = self.path.parent / experiment.trainer
         written = f"{experiment.overrides}{file.read_text('utf-8') if file.is_file() else ''}"

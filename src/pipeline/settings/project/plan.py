@@ -1,7 +1,7 @@
 """`workflow/runs.yaml`: the table of runs that `dvc.yaml` expands.
 
-DVC can neither nest interpolation nor combine each experiment with its own seeds, so the table
-is computed here, from `params.yaml` and, for pretraining, the networks in the trainer files.
+DVC can neither nest interpolation nor combine each experiment with its own seeds, so this module
+computes the table, from `params.yaml` and, for pretraining, the networks in the trainer files.
 Snakemake uses the same table.
 """
 
@@ -279,7 +279,7 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
 def _refuse_missing_builds(params: Params) -> None:
     """Refuse an environment's build that is missing outside of the project.
 
-    Inside of the project, the build may be the output of the user's own stage.
+    Inside of the project, a missing build may be the output of a stage that the user has added.
     """
     folder = params.path.parent
     for name, environment in params.environments.items():

@@ -2,7 +2,8 @@
 
 Each configuration is a *trial*, with names from `<sweep>/001`. Drawn values depend only on the
 sweep's settings: a longer random sweep begins with the trials of a shorter one, and a new parameter
-does not change the values of the others. Optuna's proposals also depend on earlier trials.
+does not change the drawn values of other parameters. Optuna's proposals also depend on earlier
+trials.
 """
 
 import itertools
@@ -149,8 +150,8 @@ class SweepParams:
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
-    """For random and optuna: number of configurations; a longer sweep begins with the trials
-    of a shorter one."""
+    """For random and optuna: number of configurations. A sweep with more configurations begins with
+    the trials of a sweep with fewer."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
@@ -207,7 +208,7 @@ class SweepParams:
         return {_numbered(number): change for number, change in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
-        """Return the values that random search draws for the trial `run`, counted from 0."""
+        """Return the values that a random search draws for a trial; `run` counts trials from 0."""
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:
@@ -239,7 +240,7 @@ class SweepParams:
                 yield first | {key: value}
 
     def search(self) -> dict[str, Any]:
-        """Return the sweep's settings that affect proposals; the number of trials does not."""
+        """Return the sweep's settings that affect proposals, without the number of trials."""
         # `runs` is not among the keys: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}

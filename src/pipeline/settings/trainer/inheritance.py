@@ -31,11 +31,11 @@ def expanded(default: Node) -> Defaults:
 
 
 def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
-    """Return the map of settings of a behavior, merged over `default_settings`.
+    """Return a behavior's map of settings, merged over the map of `default_settings`.
 
-    When the trainer types differ, a hyperparameter is inherited only if it was written in
-    `default_settings` and the behavior's trainer has it: the user did not choose the defaults of
-    another algorithm.
+    If the behavior has another trainer type than `default_settings`, it inherits a hyperparameter
+    only if `default_settings` have the key in the file and the behavior's trainer has the same key:
+    the user did not choose the defaults of another algorithm.
     """
     # Deprecated keys are removed first, because the settings classes do not accept them.
     node = without_deprecated(node, path)

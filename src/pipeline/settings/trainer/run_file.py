@@ -65,10 +65,11 @@ def load_run_settings(
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
-            merged over the file before anything is checked. A node has the places for errors.
+            merged over the file before anything is checked. A node has the file and line of each
+            value, for errors.
         overrides_from: how errors name the place of the overrides.
-        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
-            its parameters replace the file's.
+        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`; its
+            parameters replace the file's.
         sampler: a sampler file of before 0.18; its parameters are used instead of all others.
         demonstrations_in: the folder of relative paths of demonstrations. If the file has mistakes,
             missing demonstrations in this folder are reported with them. None to report only the
@@ -180,7 +181,10 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 
 
 def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
-    """Write the additions that only the defaults use, which would be inherited if omitted."""
+    """Add to `written` the settings that it omits although `inherited` has them.
+
+    Without them, the behavior would get the values of `inherited` when the file is read.
+    """
     for key in setting_hints(type(values)):
         if key in inherited and key not in written:
             written[key] = getattr(values, key)
@@ -263,7 +267,7 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, and an empty file, which would train with defaults."""
+    """Refuse a file of another kind, and an empty file: a run would train with defaults."""
     entries = entries_of(document, "")
     # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
@@ -286,7 +290,7 @@ def _refuse_unusable(document: Node) -> None:
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
     """Return a file's top-level entries without those that belong in a section.
 
-    `mistakes` gets an error about such misplaced entries.
+    `mistakes` gets an error about each misplaced entry.
     """
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
@@ -336,7 +340,7 @@ def _refuse_as_behavior(name: str, item: Node) -> None:
 
 
 def _tell(present: Present, path: Path | str | None) -> None:
-    """Log notes about the conversion of an old file, after all checks."""
+    """Log the notes about the conversion of an old file; called after all checks."""
     if present.family is not Family.PRESENT:
         text = "%s: has the format of %s; `%s` converts it to the present format."
         _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
@@ -359,7 +363,7 @@ def upgrade_command(*olds: Path) -> str:
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Refuse an override for a behavior that the file does not list: its name is misspelt."""
+    """Raise an error for an override of a behavior that the file does not list: a misspelt name."""
     # An override that adds a behavior would otherwise train nothing, without a message.
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
@@ -373,10 +377,10 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior, because it would never end.
+    """Warn of a lesson that measures an unknown behavior, because the lesson would never end.
 
-    Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
-    end, either.
+    Raise an error for a lesson that measures the Elo rating of a behavior without self-play,
+    because such a lesson would never end, either.
     """
     # With default_settings, a lesson may measure a behavior that the file does not list.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
@@ -428,10 +432,10 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return what is wrong with each behavior that lacks demonstrations in `folder`.
+    """Return a text for each behavior without demonstrations in `folder`, by the behavior's name.
 
-    Only the first mistake of a behavior counts. If no behavior is listed, `default_settings` are
-    checked. `made` has paths that a stage writes.
+    The text is about the first path that has no demonstrations. If no behavior is listed,
+    `default_settings` are checked. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():

@@ -94,12 +94,13 @@ class NetworkSettings:
     """Activation function of the hidden layers; not for `xqc`."""
     layer_norm: bool = field(default=False, metadata=_ADDITION)
     """Whether each hidden layer is normalised before its activation (arXiv 1607.06450); not for
-    `xqc`, and not with a goal that makes weights."""
+    `xqc`, and not if a hypernetwork makes weights from goal observations (`goal_conditioning_type:
+    hyper`)."""
     vis_encode_type: VisualEncoder = "simple"
     """The encoder of images; `module:Class` for an encoder of your own."""
     encoder: EncoderClass | None = field(default=None, metadata=_ADDITION)
-    """Your own encoder of each vector and of each image, `module:Class`; null for `vis_encode_type`
-    of images, and for vectors as they are."""
+    """Your own encoder of each vector and of each image, `module:Class`. Null: images use
+    `vis_encode_type`, and vectors are not encoded."""
     memory: MemorySettings | None = None
     """A recurrent layer, or null for none."""
     goal_conditioning_type: GoalConditioning = "hyper"
@@ -215,7 +216,7 @@ class RewardSignalSettings:
 
     @property
     def why_alone(self) -> str:
-        """Why the signal needs a single learner, and what to change; empty if it does not.
+        """Why the signal needs a single learner, and what to change; empty if it allows several.
 
         Several learners average the gradients of the signal's `optimizer` and the statistics of its
         normalisers. Anything else that a signal learns, such as counts, would differ between
@@ -260,7 +261,7 @@ class GAILSettings(RewardSignalSettings):
 
     @property
     def why_alone(self) -> str:
-        """Why the signal needs a single learner, and what to change; empty if it does not."""
+        """Why the signal needs a single learner, and what to change; empty if it allows several."""
         # The bottleneck's multiplier follows this process's own KL, and is not averaged.
         text = "the bottleneck of use_vail is adjusted in one process; set it to false"
         return text if self.use_vail else ""
@@ -339,7 +340,7 @@ class HyperparameterSettings:
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        """Why only one learner can be used, and what to change; empty if several can be used."""
         return ""
 
 
@@ -384,7 +385,7 @@ class OnPolicySettings(HyperparameterSettings):
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        """Why only one learner can be used, and what to change; empty if several can be used."""
         text = "the returns' spread of return_normalization is of one process; set it to false"
         return text if self.return_normalization else ""
 
@@ -447,8 +448,8 @@ class OffPolicySettings(HyperparameterSettings):
     the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=None, metadata=_ADDITION)
     """Target entropy of each continuous action component, given as the standard deviation of a
-    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which the standard deviation
-    0.0892 has."""
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which is the entropy for the
+    standard deviation 0.0892."""
     # Noise that lasts several decisions explores farther than noise that cancels itself out.
     held_noise: Count = field(default=1, metadata=_ADDITION)
     """Maximum number of successive decisions for which an agent keeps its exploration noise; the
@@ -456,7 +457,8 @@ class OffPolicySettings(HyperparameterSettings):
     noise in each decision. For continuous actions only; must be 1 with memory."""
     reward_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
-    within -5..5; `critic: xqc` needs this, or rewards with such returns. One learner only."""
+    within -5..5; `critic: xqc` needs this, unless all returns are within -5..5 without it. One
+    learner only."""
 
     @property
     def minibatches_per_step(self) -> float:
@@ -467,7 +469,7 @@ class OffPolicySettings(HyperparameterSettings):
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        """Why only one learner can be used, and what to change; empty if several can be used."""
         if self.steps_per_update == AUTO:
             return "steps_per_update: auto is of one process; give a number, or one learner"
         text = "the rewards' spread of reward_normalization is of one process; set it to false"
@@ -510,15 +512,15 @@ class XQCSettings(OffPolicySettings):
     the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
     """Target entropy of each continuous action component, given as the standard deviation of a
-    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which the standard deviation
-    0.0892 has."""
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which is the entropy for the
+    standard deviation 0.0892."""
     reward_normalization: bool = field(default=True, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; `critic: xqc` needs this, unless all returns are within -5..5 without it."""
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change."""
+        """Why only one learner can be used, and what to change."""
         # Batch normalisation uses the rows of one process, so learners would average gradients of
         # different networks.
         return "xqc normalises by minibatches of one process; use one learner"
@@ -561,7 +563,7 @@ setting with the same meaning, and a remark."""
 
 
 def places_in_behavior() -> dict[str, str]:
-    """Return the dotted key of each setting of a behavior, by the last part of the key.
+    """Return the dotted key of each of a behavior's settings, by the last part of the key.
 
     For example, `beta` has the value `hyperparameters.beta`.
     """
@@ -612,11 +614,12 @@ class SelfPlaySettings:
     save_steps: Count = 20000
     """Trainer steps between two snapshots of the policy. Typical: 10000 to 100000."""
     team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
-    """Trainer steps until another team learns; default: 5 x save_steps. Typical: 50000 to
+    """Trainer steps after which another team learns; default: 5 x save_steps. Typical: 50000 to
     500000."""
     # The default is that of ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
-    """Steps of an opponent until it plays with another snapshot. Typical: 2000 to 100000."""
+    """Number of steps after which an opponent changes to another snapshot. Typical: 2000 to 100000.
+    """
     # Opponents are not only the newest snapshot, so that the policy does not forget old opponents.
     window: Count = 10
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
@@ -654,8 +657,8 @@ class TrainerSettings:
     """How one behavior is trained; the keys are in the order of `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, one of an installed package, or `module:Class` of your own;
-    required with hyperparameters."""
+    """`ppo`, `sac`, `poca`, `xqc`, a trainer of an installed package, or `module:Class` of your
+    own; required with hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
@@ -741,7 +744,7 @@ class TrainerSettings:
         return [self.network_settings, *signals]
 
     def plugins(self) -> dict[str, str]:
-        """Return the versions of packages with parts in use, and digests of files with parts."""
+        """Return versions of plug-in packages and digests of plug-in files that are in use."""
         signals = (s.made_by if s.in_file else n for n, s in self.reward_signals.items())
         encoders = (n.encoder or n.vis_encode_type for n in self.networks)
         return {
@@ -767,9 +770,9 @@ class TrainerSettings:
         return replace(self, hyperparameters=decided)
 
     def contrary_sizes(self) -> Iterator[str]:
-        """Yield a warning for each pair of sizes that does not have the expected effect.
+        """Yield a warning for each size that has no effect because of another size.
 
-        For example, nothing is learned, or no summary is written.
+        For example, nothing is learned, or no summary is written, if max_steps is too small.
         """
         yield from self._contrary_buffers()
         rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
@@ -859,7 +862,7 @@ def _trainer_type(entries: Mapping[str, Node], path: str) -> str:
 
 
 class _RewardSignals:
-    """Reads `reward_signals`, where each name decides the class of the settings."""
+    """Reads `reward_signals`; the name of each signal decides the class of its settings."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> dict[str, RewardSignalSettings]:
@@ -920,7 +923,7 @@ class SamplerSettings:
         return sampler
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the map that `from_node` reads."""
+        """Return the plain map that `from_node` reads as the same sampler."""
         parameters = {item.name: to_map(getattr(self, item.name)) for item in fields(self)}
         return {"sampler_type": self.sampler_type, "sampler_parameters": parameters}
 
@@ -1009,7 +1012,8 @@ class CompletionCriteria:
     min_lesson_length: CountOrZero = 0
     """Minimum number of episodes before the lesson can end."""
     signal_smoothing: bool = True
-    """Whether a new reward is averaged with its last value: 0.75 x new + 0.25 x last."""
+    """For the measure `reward`: whether a new mean return is averaged with its last smoothed value:
+    0.75 x new + 0.25 x last."""
     threshold: float = 0.0
     """The lesson ends when the measure exceeds this number; in [0, 1] for progress."""
     require_reset: bool = False
@@ -1093,7 +1097,7 @@ def seeded(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """`env_settings`: the environment executable, and how many of them run."""
+    """`env_settings`: the environment's executable, and how many copies of it run."""
 
     env_path: str | None = None
     """The environment executable; null waits for players that are started elsewhere, such as the
@@ -1151,7 +1155,7 @@ class CheckpointSettings:
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
     initialize_from: str | None = None
-    """Id of the run that gives the initial weights, or null."""
+    """Id of the run from which the initial weights are taken, or null."""
     load_model: bool = False
     """Deprecated: has the effect of resume."""
     resume: bool = False
@@ -1194,7 +1198,7 @@ class RunSettings:
     behaviors: dict[str, TrainerSettings] = field(default_factory=dict)
     """Settings by behavior name, without `?team=`."""
     env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
-    """The environment executable, and how many of them run."""
+    """The environment's executable, and how many copies of it run."""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
     """Configuration of the game engine."""
     environment_parameters: dict[str, EnvironmentParameter] | None = None
@@ -1218,7 +1222,7 @@ class RunSettings:
     dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return `file:line` of a dotted key in the behavior, or else in `default_settings`."""
+        """Return the place (`file:line`) of a behavior's dotted key, or of its default."""
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
@@ -1263,7 +1267,7 @@ class RunSettings:
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
-        """Return versions of packages, and digests of the user's files, with parts in use."""
+        """Return versions of plug-in packages, and digests of the user's files, that are in use."""
         chosen = [*self.behaviors.values()]
         if self.default_settings is not None:
             chosen.append(self.default_settings)
@@ -1272,7 +1276,7 @@ class RunSettings:
         return dict(sorted(versions.items()))
 
     def undecided(self) -> dict[str, TrainerSettings]:
-        """Return the behaviors' settings with `steps_per_update: auto`, by section of the file."""
+        """Return the settings of behaviors with `steps_per_update: auto`, by section name."""
         sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
         if self.default_settings is not None:
             sections["default_settings"] = self.default_settings

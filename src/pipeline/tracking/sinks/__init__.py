@@ -170,7 +170,7 @@ def run_outside_dag(
 
 
 def _named_environment(env: object) -> tuple[str, Path | None]:
-    """Return an environment's name and its executable, or None."""
+    """Return an environment's name, and its executable or None."""
     first = env[0] if isinstance(env, list | tuple) and env else env
     if first is None:
         return "Unity Editor", None

@@ -37,7 +37,7 @@ class JsonLinesSink(Sink):
             file.write(f"{json.dumps(line)}\n")
 
     def _drop_repeated(self, behavior: str, step: int) -> None:
-        """Keep only complete lines of other behaviors or of earlier steps."""
+        """Delete all lines of a behavior from a step on, and incomplete lines."""
         # A new run deletes all lines, but not the lines that it has written for other behaviors.
         earlier = self._behaviors or self._keep_earlier
         data = self._path.read_bytes() if earlier and self._path.exists() else b""

@@ -47,7 +47,7 @@ class Family(Enum):
 
 
 def kind_of(document: Node) -> Kind:
-    """Return the kind of a document, by its keys; `trainer` if the keys do not decide."""
+    """Return the kind of a document, which its keys show; `trainer` if the keys do not show it."""
     entries = _map(document)
     # Keys of a trainer file are checked first, because it may have sections with curricula and
     # samplers.
@@ -108,7 +108,7 @@ class Present:
     family: Family
     """The format of the given trainer configuration."""
     document: Node
-    """The complete document; its behaviors are still to be merged over `default_settings`."""
+    """The complete document; behaviors have not been merged over `default_settings` yet."""
     portable: Node
     """The same settings in a form that `mlagents-learn` reads with the same meaning."""
     left_out: str = ""
@@ -128,7 +128,7 @@ def to_present(
 ) -> Present:
     """Convert a trainer configuration of any release to the present format.
 
-    `changes` has the notes that were made while the document was read.
+    `changes` has the changes and notes that were recorded while the document was read.
     """
     changes = changes or Changes()
     family = family_of(document)
@@ -204,7 +204,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
-    """Return those sections of a flat file that are behaviors in the present format."""
+    """Return the sections of a flat file that already are behaviors in the present format."""
     # A section without `trainer` may be flat if it inherits the trainer of a flat default section.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
@@ -219,9 +219,10 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the environment parameters `present` and those of all parts; None for none.
+    """Return the environment parameters `present`, merged with those of every part.
 
-    A later part overrides an earlier part, and `changes` gets a note about it.
+    A later part overrides an earlier part, and `changes` gets a note about the overridden
+    parameter. Without parts, `present` is returned.
     """
     if not any(parts):
         return present
@@ -324,7 +325,10 @@ def _numbers(node: Node, at: str) -> list[Node]:
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the samplers in a map; `below` is its key path."""
+    """Return `environment_parameters` with the samplers in a map.
+
+    `below` is the key path of the map.
+    """
     entries = dict(entries_of(document, below))
     # This key is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
@@ -415,7 +419,10 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by behavior, from a file or from a folder with a JSON file for each."""
+    """Return curricula by behavior, from one file or from a folder of JSON files.
+
+    In a folder, each behavior has its own file.
+    """
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}

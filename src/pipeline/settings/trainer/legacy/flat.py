@@ -160,7 +160,8 @@ class Section:
     changes: Changes
     """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
-    """Places (`file:line`) of keys that come from another section, where they are reported."""
+    """Places (`file:line`) of keys that come from another section, which reports changes of them.
+    """
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
@@ -169,7 +170,7 @@ class Section:
     """The behavior as far as it is converted: nested dictionaries of nodes."""
 
     def take(self, *keys: str) -> dict[str, Node]:
-        """Remove `keys` from `left`, and return those that existed."""
+        """Remove `keys` from `left`, and return the removed entries."""
         return {key: self.left.pop(key) for key in keys if key in self.left}
 
     def is_own(self, node: Node) -> bool:
@@ -186,7 +187,7 @@ class Section:
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Set `place` to an old default, which is not today's default; `at` gives the line."""
+        """Set `place` to ML-Agents' old default, which is not today's; `at` gives the line."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
@@ -199,7 +200,7 @@ class Section:
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record a removed key, unless it comes from another section, which then reports it."""
+        """Record a removed key, unless the key is inherited: then the other section reports it."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 
@@ -347,7 +348,7 @@ def _put_self_play(section: Section) -> None:
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map to the keys of the class `cls`; `_RENAMED` has their old names."""
+    """Convert a map to the keys of the class `cls`; `_RENAMED` has old names of keys."""
     if node.value is None:
         section.put(node, new, old=old)
         return
@@ -472,7 +473,7 @@ class FlatFile:
     over_default: dict[str, Node] = field(default_factory=dict)
     """Behaviors without the settings that they inherit from the default."""
     complete: dict[str, Node] = field(default_factory=dict)
-    """Behaviors with the settings that they inherit from the default."""
+    """Behaviors with all settings, including those that they inherit from the default."""
     curricula: dict[str, Node] = field(default_factory=dict)
     """The curriculum of each behavior that has one."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -604,10 +605,10 @@ class FlatFile:
 def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:
     """Return a behavior that gives the settings of `full` when it is merged over `default`.
 
-    In a flat file a section replaces whole values of the default section; the present format
-    merges at every depth. Values that would differ are therefore written out, and a reward
-    signal that only the default has becomes null. `inherited` has the places of values from
-    other sections.
+    In a flat file a section replaces whole values of the default section; the present format merges
+    at every depth. Values that would differ after the merge are therefore written out, and a reward
+    signal that only `default` has becomes null. `inherited` has the places of values from other
+    sections.
     """
     # Complete plain settings are compared, so that equal values in other spellings are equal.
     target = to_map(read(TrainerSettings, full, path))
@@ -620,7 +621,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
 def _difference(
     full: Node, target: dict[str, Any], base: dict[str, Any], inherited: frozenset[str]
 ) -> dict[str, Node]:
-    """Return the entries that change `base` into `target`, and all entries written in the section.
+    """Return entries that change `base` into `target`, and all entries written in the section.
 
     Written values keep their nodes in `full`; other values get nodes with the place of `full`.
     """
