@@ -39,7 +39,9 @@ def test_a_broken_file_is_reported(name: str, content: bytes, after_kill: bool, 
     assert len(left_behind.unreadable(tmp_path, after_kill=True)) == after_kill
 
 
-def test_left_over_files_are_found_by_their_kind(tmp_path: Path):
+def test_left_over_files_are_found_although_steps_and_run_numbers_in_file_names_differ(
+    tmp_path: Path,
+):
     def kinds(*names: str) -> set[str]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for name in names:

@@ -149,7 +149,7 @@ def test_new_table_replaces_the_table_between_its_markers(page):
         tables.put(page, "b", ["k"], [])
 
 
-def test_single_rows_of_the_table_are_replaced_in_place(page):
+def test_measuring_single_environments_replaces_only_their_rows_of_the_table(page):
     header = ["k", "l", "v", "w"]
     old = [["1", "a", "x", ""], ["1", "b", "", ""], ["2", "", "y", "z"]]
     tables.put(page, "a", header, old, n_keys=2)

@@ -59,7 +59,7 @@ def message_of(agents):
     ("n_messages", "n_left"),
     [(STALE_AFTER_MESSAGES - 100, 140), (STALE_AFTER_MESSAGES + 100, 41)],
 )
-def test_learner_forgets_silent_agents_only_after_the_limit_of_messages(
+def test_learner_forgets_agents_only_after_many_messages_without_those_agents(
     trainer, network, n_messages, n_left
 ):
     learner = learner_of(trainer, network)

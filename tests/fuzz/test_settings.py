@@ -149,7 +149,7 @@ _SAMPLERS = _spoiled(st.just(_SAMPLER))
 
 
 @fuzz(_TRAINERS, examples=120)
-def test_trainer_configurations_are_read_or_refused(data: bytes, folder: Path) -> object:
+def test_changed_trainer_configurations_are_read_or_refused(data: bytes, folder: Path) -> object:
     (folder / "config.yaml").write_bytes(data)
     return command("config", "check", "config.yaml")
 
@@ -199,6 +199,6 @@ def test_params_yaml_gives_a_plan_or_is_refused(data: bytes, folder: Path) -> No
 
 
 @fuzz(_spoiled(st.just(_MANIFEST)), examples=40)
-def test_manifests_are_read_or_refused(data: bytes, folder: Path) -> object:
+def test_changed_manifests_are_read_or_refused(data: bytes, folder: Path) -> object:
     (folder / "manifest.yaml").write_bytes(data)
     return command("env", "list", "--manifest", "manifest.yaml")

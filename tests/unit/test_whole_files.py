@@ -91,7 +91,9 @@ def test_file_name_with_glob_characters_is_taken_literally(tmp_path):
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_second_writer_of_a_folder_is_refused_with_the_process_id_of_the_first_writer(tmp_path):
+def test_process_is_refused_a_locked_folder_with_the_id_of_the_process_that_holds_the_lock(
+    tmp_path,
+):
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
@@ -106,7 +108,7 @@ def test_second_writer_of_a_folder_is_refused_with_the_process_id_of_the_first_w
     assert names(tmp_path) == []  # no folder has been made either
 
 
-def test_link_to_a_folder_has_the_lock_of_the_folder(tmp_path, monkeypatch):
+def test_folder_and_symbolic_link_to_the_folder_share_one_lock(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
@@ -244,7 +246,9 @@ def test_only_sufficiently_similar_names_are_proposed(tmp_path, typed, near):
     assert files.similar(tmp_path / typed) == said
 
 
-def test_listing_of_a_folder_has_subfolders_first_and_is_limited(tmp_path, monkeypatch):
+def test_listing_of_a_folder_names_subfolders_first_and_only_a_limited_number_of_entries(
+    tmp_path, monkeypatch
+):
     for name in "abcdefg":
         (tmp_path / f"{name}.yaml").touch()
     (tmp_path / "ppo").mkdir()

@@ -42,7 +42,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
     return Described(root, *by_name)
 
 
-def test_both_engines_describe_every_kind_of_stage_equally(described: Described):
+def test_dvc_and_snakemake_describe_every_kind_of_stage_equally(described: Described):
     ours, theirs = list(described.dvc.values()), list(described.snakemake.values())
     assert differences(ours, theirs, described.root) == []
 
@@ -66,7 +66,7 @@ def test_progress_counts_the_stages_that_dvc_runs(described: Described):
     assert counted_before(described.root) | {CHECK: set()} == before
 
 
-def test_stages_depend_on_builds_and_sources_of_the_user(described: Described):
+def test_stages_depend_on_the_builds_and_source_files_that_the_user_provides(described: Described):
     watched = {
         name: {dep for dep in node.deps if dep.startswith(("builds/", "game/", "my_", "data/"))}
         for name, node in described.snakemake.items()

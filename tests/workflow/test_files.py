@@ -24,7 +24,7 @@ def test_snakemake_lint_reports_nothing(project: Path):
     assert complaints(text) == []
 
 
-def test_lint_filter_removes_only_the_complaint_about_conda():
+def test_filter_for_snakemake_lint_removes_only_the_complaint_about_conda():
     text = "Lints for rule a:\n    * Specify a conda environment or container for each rule.:\n"
     assert complaints(text) == []
     assert complaints(text + "    * No log directive defined:\n") == ["No log directive defined"]

@@ -83,13 +83,13 @@ def test_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path:
     assert noted() != before
 
 
-def test_stages_that_use_torch_declare_the_runtime():
+def test_dvc_stages_that_import_networks_depend_on_the_runtime_parameters():
     for name in STAGES:
         packages = {Path(file).parts[2] for file in imported(name) if len(Path(file).parts) > 3}
         assert ("runtime" in declared(name).get("params", [])) == ("nets" in packages), name
 
 
-def test_env_stage_depends_on_the_pinned_versions():
+def test_stage_env_depends_on_the_file_that_pins_package_versions():
     for name in ("env", "env_path", "env_unity"):
         assert "constraints.txt" in declared(name)["deps"]
 
@@ -109,7 +109,7 @@ def names(root: Path, module: str) -> set[str]:
     return {str(p.relative_to(root / "pipeline"))[:-3] for p in paths if p.name != "__init__.py"}
 
 
-def test_imports_in_functions_relative_imports_and_names_in_strings_are_dependencies(
+def test_imports_in_functions_relative_imports_and_module_names_in_strings_are_dependencies(
     tmp_path: Path,
 ):
     root = tree(
@@ -126,14 +126,16 @@ def test_imports_in_functions_relative_imports_and_names_in_strings_are_dependen
     assert names(root, "pipeline.a") == {"a", "b", "c", "d/e", "d/g", "f", "h"}
 
 
-def test_string_that_begins_with_a_package_name_makes_the_whole_package_a_dependency(
+def test_string_that_begins_with_a_package_name_adds_the_whole_package_to_the_dependencies(
     tmp_path: Path,
 ):
     root = tree(tmp_path, a="name = f'pipeline.many.{kind}'\n", many__one="", many__two="")
     assert names(root, "pipeline.a") == {"a", "many/one", "many/two"}
 
 
-def test_imports_for_type_checkers_and_in_getattr_of_a_package_are_no_dependencies(tmp_path: Path):
+def test_imports_under_type_checking_and_in_module_getattr_do_not_count_as_dependencies(
+    tmp_path: Path,
+):
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pipeline.b\n"
     root = tree(tmp_path, a=text, b="")
     (root / "pipeline/__init__.py").write_text("def __getattr__(name):\n    import pipeline.b\n")

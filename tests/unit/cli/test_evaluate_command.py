@@ -83,7 +83,9 @@ def test_experiment_folder_gives_a_line_per_seed_and_the_mean_over_seeds(
 
 
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
-def test_evaluate_passes_its_options_on_and_prints_every_behavior(kind, told, monkeypatch, capsys):
+def test_evaluate_passes_its_options_to_the_player_and_prints_every_behavior(
+    kind, told, monkeypatch, capsys
+):
     seen = {}
     played = [
         episode(k, name, value, 3 + k)

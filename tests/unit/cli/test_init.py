@@ -214,7 +214,7 @@ def test_init_calls_the_default_environment_an_example(tmp_path, monkeypatch, ca
     assert "example" not in capsys.readouterr().out
 
 
-def test_init_names_a_unity_build_after_the_project_folder(
+def test_init_names_the_environment_of_a_unity_build_after_the_project_folder(
     tmp_path: Path, monkeypatch, fake, capsys
 ):
     program = fake()

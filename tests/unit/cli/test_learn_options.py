@@ -138,7 +138,9 @@ def test_retired_option_still_works_and_logs_its_replacement(flag, config, caplo
         assert at(settings, key) == expected
 
 
-def test_learners_and_lesson_options_reach_the_plan(config, monkeypatch):
+def test_options_learners_and_lesson_are_used_and_num_runs_is_refused_with_torchrun(
+    config, monkeypatch
+):
     assert (plan(config).learners, plan(config).starting_lesson) == (1, None)
     given = plan(config, "--learners", "3", "--lesson", "2")
     assert (given.learners, given.starting_lesson) == (3, 2)
@@ -170,7 +172,9 @@ def test_track_option_takes_commas_and_repetition(config):
         (["--deterministic"], "network_settings.deterministic", True),
     ],
 )
-def test_options_for_all_behaviors_apply_to_unlisted_behaviors_too(option, key, expected, config):
+def test_options_for_all_behaviors_apply_also_to_behaviors_that_the_file_does_not_list(
+    option, key, expected, config
+):
     settings = plan(config, *option).settings
     for name in ("Rover", "Drone", "Unlisted"):
         assert at(settings.for_behavior(name), key) == expected
@@ -226,7 +230,7 @@ def test_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_fil
     assert (env.num_envs, env.env_path) == (3, None)
 
 
-def test_num_runs_gives_each_run_a_numbered_id_and_a_seed_that_is_one_larger(config, tmp_path):
+def test_num_runs_gives_each_run_a_numbered_id_and_the_next_seed(config, tmp_path):
     plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
     runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
     assert [run.checkpoint_settings.run_id for run in runs] == ["x-0", "x-1", "x-2"]
@@ -259,7 +263,7 @@ def test_num_runs_with_resume_resumes_only_existing_runs(config, tmp_path):
         ("force: true", ["--resume"], (True, False, None)),
     ],
 )
-def test_option_overrides_the_file_and_resume_overrides_initialize_from(
+def test_command_line_overrides_the_file_and_resume_overrides_initialize_from(
     tmp_path, caplog, file, options, decided
 ):
     path = tmp_path / "config.yaml"
@@ -318,7 +322,9 @@ def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, messa
         ),
     ],
 )
-def test_error_gives_the_file_and_line_or_the_option_of_the_mistake(tmp_path, text, option, said):
+def test_mistake_is_reported_at_the_file_and_line_or_at_the_option_that_contains_the_mistake(
+    tmp_path, text, option, said
+):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=said):
@@ -388,7 +394,7 @@ def said_by(capsys, *words: str, code: int = 0) -> str:
     return out or error
 
 
-def test_ambiguous_option_ends_in_an_error_and_version_and_help_print_their_texts(capsys):
+def test_learn_refuses_an_ambiguous_option_and_prints_version_and_help(capsys):
     error = said_by(capsys, "--re", code=2)
     assert error.startswith("error: ambiguous option: --re could match")
     assert error.count("\n") == 1

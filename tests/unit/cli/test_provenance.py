@@ -77,7 +77,7 @@ def told(capsys, file: Path, tree: Path) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_commit_is_found_by_digests_of_source_files(tree):
+def test_provenance_finds_the_git_commit_by_the_digests_of_source_files(tree):
     def found() -> tuple[str | None, str]:
         return commit_with(tree, {f"src/{k}": v for k, v in record(tree)["sources"].items()})
 
@@ -160,7 +160,9 @@ def test_diff_names_the_first_cause_of_a_difference(changes, first, tree, tmp_pa
     assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
 
 
-def test_diff_of_equal_records_reports_same_bytes_or_other_machine(tree, tmp_path, capsys):
+def test_diff_of_equal_records_reports_equal_files_or_names_the_machine_as_the_remaining_cause(
+    tree, tmp_path, capsys
+):
     original = model(tmp_path / "one.onnx", record(tree))
     same = model(tmp_path / "same.onnx", record(tree))
     assert main(["provenance", "--diff", str(original), str(same)]) == 0
@@ -246,7 +248,9 @@ def test_input_missing_from_the_tree_is_reported_as_unknown(tree, tmp_path, caps
         *((name, "not installed") for name in ("a-plug-in-of-others", "", "../numpy")),
     ],
 )
-def test_other_version_of_a_package_is_reported(tree, tmp_path, capsys, name, now):
+def test_provenance_reports_packages_that_are_now_installed_in_other_versions(
+    tree, tmp_path, capsys, name, now
+):
     old = provenance.versions() | {name: "1.0.0"}
     value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
     (check,) = [entry for entry in value["checks"] if entry["what"] == "packages"]
@@ -254,7 +258,7 @@ def test_other_version_of_a_package_is_reported(tree, tmp_path, capsys, name, no
     assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
 
 
-def test_record_repeats_a_source_only_if_the_source_changed_between_stages(tree):
+def test_record_repeats_the_digest_of_a_source_file_only_if_the_file_changed_between_stages(tree):
     export_record = record(tree, stage="export")
     export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
     stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
@@ -313,7 +317,7 @@ def test_versions_of_the_packages_in_an_environment_are_recorded(tmp_path):
     assert recorded() == provenance.versions()
 
 
-def test_the_executable_of_a_simulator_names_its_engine(tmp_path):
+def test_provenance_names_the_engine_of_a_packed_simulator(tmp_path):
     program = pack("balance_ball", tmp_path / "ball")
     assert packages_in(program)["mujoco-core"] == metadata.version("mujoco-core")
 

@@ -84,13 +84,13 @@ def test_progress_ignores_stages_that_a_user_has_added(tmp_path: Path):
     assert graph.names == {"env@ball": ENV, "report": REPORT}
 
 
-def test_change_affects_dependent_jobs_among_the_wanted_jobs():
+def test_graph_returns_only_the_wanted_jobs_that_depend_on_a_changed_job():
     assert GRAPH.after(["train@ppo-1"], []) == {A, REPORT}
     assert GRAPH.after(["env@ball"], ["train@ppo-2"]) == {ENV, B}
     assert GRAPH.after(["check"], []) == set()
 
 
-def test_skipped_stage_is_removed_from_the_count(tmp_path):
+def test_progress_does_not_count_a_skipped_stage(tmp_path):
     shown = Shown(tmp_path)
     assert shown.take(ENV, 0.0, state="begun") == ["stage 1 of 4, env ball"]
     assert shown.take(ENV, 2.0, state="done") == ["stage 1 of 4, env ball, done in 0:02"]

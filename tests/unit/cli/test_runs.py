@@ -105,7 +105,7 @@ def test_lock_file_may_exceed_the_size_limit_of_settings_files(tmp_path: Path):
         tell(root, None, revision="HEAD")
 
 
-def test_table_lists_runs_and_compares_their_files_with_results(project):
+def test_table_lists_runs_and_says_whether_their_files_equal_the_files_in_results(project):
     root, [_, (new, _after)] = project
     header, line = tell(root, None).splitlines()
     assert header.split()[0] == "run"

@@ -103,7 +103,9 @@ def test_new_output_replaces_the_whole_old_folder(root: Path):
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
 
 
-def test_outputs_can_be_published_to_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_outputs_can_be_moved_into_a_results_folder_on_another_disk(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As if `results` were a link to another disk, which Snakemake follows."""
     replace, rename = Path.replace, os.rename
 
@@ -236,7 +238,9 @@ def lost(root: Path) -> None:
     shutil.rmtree(root / "results/a/curves")
 
 
-def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_retried_stage_uses_the_outputs_of_its_finished_attempt(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
     lost(root)
     facts = root / "results/.work/report/walk/seed1/stage.json"
     before = facts.read_bytes()
@@ -250,7 +254,7 @@ def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
-def test_a_retry_with_other_inputs_runs_all_work_again(
+def test_retried_stage_whose_inputs_have_changed_repeats_all_its_work(
     root: Path, monkeypatch: pytest.MonkeyPatch, change
 ):
     lost(root)
@@ -354,7 +358,7 @@ def test_result_is_not_published_to_dvc_if_parameters_changed_during_the_run(
     run(edited=True)  # Snakemake records the parameters at the job's start
 
 
-def test_dvc_records_the_sources_that_a_stage_began_with(
+def test_dvc_records_the_sources_as_they_were_at_the_start_of_the_stage(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("DVC_STAGE", "report")
@@ -401,7 +405,9 @@ def test_file_that_was_edited_during_a_run_is_named_in_a_warning(
     assert caplog.messages == []
 
 
-def test_attempt_is_marked_finished_after_the_outputs_and_the_copy_of_them_exist(root, monkeypatch):
+def test_attempt_is_marked_finished_only_after_the_outputs_and_their_backup_copy_exist(
+    root, monkeypatch
+):
     seen, mark, copy = [], attempts._mark, shutil.copytree
     target = root / "results/a/model.bin"
 
@@ -419,7 +425,7 @@ def test_attempt_is_marked_finished_after_the_outputs_and_the_copy_of_them_exist
     assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
 
 
-def test_end_of_a_snakemake_call_is_noted_only_for_finished_jobs_of_that_call(tmp_path: Path):
+def test_only_finished_jobs_of_a_snakemake_call_are_marked_when_the_call_ends(tmp_path: Path):
     marks = {
         "train/a": {"call": "me", "finished": True},
         "train/b": {"call": "me", "finished": False},

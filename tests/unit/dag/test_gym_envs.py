@@ -115,7 +115,7 @@ def test_env_build_reports_a_mistake_in_one_line_with_exit_code_2(tmp_path, caps
         ("mpe2", naming.full_name, "mpe2.simple_tag_v3", "games"),
     ],
 )
-def test_missing_package_is_named_with_the_command_that_installs_it(
+def test_missing_gymnasium_package_is_named_with_the_command_that_installs_the_package(
     monkeypatch, package, find, env_id, extra
 ):
     class Missing:

@@ -8,7 +8,7 @@ from pipeline.errors import CheckpointError
 from pipeline.trainer.checkpoints.file import save_checkpoint
 
 
-def test_split_returns_the_checkpoints_that_were_joined(tmp_path):
+def test_split_restores_the_checkpoint_files_that_join_wrote_into_one_file(tmp_path):
     """The order of the behaviors has no effect on the file."""
     checkpoints, history = {}, [{"stage": "train"}, {"stage": "export"}]
     for name in ("B", "My Behavior", "A"):

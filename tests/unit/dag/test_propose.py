@@ -116,7 +116,9 @@ def test_file_that_is_not_a_proposal_is_refused(root: Path):
         ("Other", 100, 0.0, False),
     ],
 )
-def test_a_summary_below_the_median_ends_training(behavior, step, reward, ends):
+def test_trial_is_stopped_if_the_mean_reward_of_a_summary_is_below_the_median(
+    behavior, step, reward, ends
+):
     pruner = Pruner({100: 5.0, 200: math.inf}, "Ball")
     pruner.on_summary(behavior, {} if reward is None else {names.REWARD: reward}, step)
     assert pruner.stop is ends

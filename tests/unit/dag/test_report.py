@@ -64,7 +64,7 @@ def test_column_headers_link_to_their_definitions(tmp_path):
     assert headers.items() <= terms.items()
 
 
-def test_note_explains_the_target_by_the_lowest_and_the_best_return(tmp_path):
+def test_report_explains_the_target_return_by_the_lowest_and_the_best_return(tmp_path):
     # the lowest first mean is 1 + 8 / 8, and the best last mean is 6 + 8 / 8
     _, _, text = page(tmp_path)
     assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
@@ -116,7 +116,7 @@ def test_curves_of_single_seeds_are_drawn_if_there_are_too_few_for_an_interval(t
     assert not re.search(r"\bnan\b", text)
 
 
-def test_shown_intervals_depend_on_the_number_of_seeds(tmp_path):
+def test_report_shows_intervals_and_probabilities_of_improvement_only_with_enough_seeds(tmp_path):
     pages = [page(tmp_path, n_seeds=n) for n in (2, 3, 4, 5)]
     for text, shown in (
         ("Thin lines are seeds", [False, True, True, True]),
@@ -150,7 +150,7 @@ def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
     assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
 
 
-def test_curve_is_named_after_the_right_seed_if_another_seed_has_no_curve(tmp_path):
+def test_curve_is_labeled_with_its_own_seed_if_another_seed_has_no_curve(tmp_path):
     curve = Curve(steps=STEPS, returns=STEPS)
     common = {"experiment": "ppo", "environment": "ball", "behavior": "Ball"}
     outcomes = [

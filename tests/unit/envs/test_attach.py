@@ -189,7 +189,7 @@ def test_error_names_the_missing_player_and_its_port(ports, play):
         pass
 
 
-def test_taken_port_is_refused_with_a_remedy_and_the_other_port_is_freed(ports):
+def test_port_that_another_program_uses_is_refused_and_ports_opened_before_are_released(ports):
     with socket.create_server(("127.0.0.1", ports + 1)):
         with pytest.raises(UnityWorkerInUseException, match=r"choose other ports with --base-po"):
             attached(ports)

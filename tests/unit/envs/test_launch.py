@@ -23,7 +23,9 @@ def build(path: Path, text: str = "#!/bin/sh\nexit 0\n", mode: int = 0o755) -> P
 
 @linux
 @pytest.mark.parametrize("asked", ["Game", "Game.x86_64", " Game.exe ", "Game.app", "Game.x86"])
-def test_build_is_found_by_its_name_with_any_extension(tmp_path, monkeypatch, asked):
+def test_executable_is_found_although_the_given_name_has_another_extension_or_none(
+    tmp_path, monkeypatch, asked
+):
     monkeypatch.chdir(tmp_path)
     path = build(tmp_path / "Game.x86_64")
     build(tmp_path / "Game.x86")

@@ -85,7 +85,7 @@ def test_manifest_may_be_a_url(web):
     assert registry["Game"].executable().name == "Game.x86_64"
 
 
-def test_entries_without_an_executable_raise_the_errors_of_ml_agents(registry, web):
+def test_registry_entries_without_an_executable_raise_the_errors_of_ml_agents(registry, web):
     with pytest.raises(FileNotFoundError, match="does not contain a valid url for this platform"):
         registry["Other"].make()
     web.add("game.zip", zipped({"readme": b"x"}))
@@ -104,7 +104,7 @@ def test_make_launches_the_fetched_executable_with_arguments_of_the_user_first(r
         registry["Game"].make(file_name="x")
 
 
-def test_an_archive_is_trusted_on_first_use_and_checked_later(
+def test_archive_without_a_known_digest_is_trusted_at_first_use_and_checked_later(
     registry, web, tmp_path, caplog, monkeypatch
 ):
     url = f"{web.url}/game.zip"
@@ -124,7 +124,7 @@ def test_an_archive_is_trusted_on_first_use_and_checked_later(
         registry["Game"].executable()
 
 
-def test_a_digest_in_the_manifest_is_checked_from_the_start(web, tmp_path):
+def test_archive_with_a_digest_in_the_manifest_is_checked_at_first_use(web, tmp_path):
     path = tmp_path / "envs.yaml"
     path.write_text(manifest(f"{web.url}/game.zip", f"      linux_sha256: {'0' * 64}\n"))
     registry = UnityEnvRegistry()

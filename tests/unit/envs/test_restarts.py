@@ -279,7 +279,7 @@ def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_long_recordings_of_messages_are_dropped_and_begin_again_with_the_next_state(
+def test_message_recording_above_its_size_limit_is_dropped_until_the_next_state(
     monkeypatch,
 ):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
@@ -322,7 +322,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_closing_workers_keeps_the_error_and_waits_for_processes_only_without_a_failure(
+def test_closing_workers_raises_the_original_error_and_waits_for_processes_only_if_none_failed(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():
@@ -350,7 +350,7 @@ def test_closing_workers_keeps_the_error_and_waits_for_processes_only_without_a_
     assert seconds_waited == [wait_s, wait_s]
 
 
-def test_state_is_returned_with_the_values_kept_for_the_last_request(monkeypatch):
+def test_returned_state_has_the_values_that_were_given_with_the_latest_request(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 8)
 
     def answer(kind, content=b""):

@@ -13,7 +13,7 @@ from pipeline.errors import UnityObservationException, UnityTimeOutException
 @pytest.mark.parametrize(
     ("relaunch", "asked"), [(None, ()), (lambda *_: None, ("state",))], ids=["never", "again"]
 )
-def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch, asked):
+def test_states_of_workers_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch, asked):
     order = []
 
     class Noting(Halves):
@@ -29,7 +29,7 @@ def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch
 
 
 @pytest.mark.parametrize("fails", ["reset send", "reset wait", "send", "wait"])
-def test_worker_restarted_in_one_half_of_a_step_takes_part_in_the_next_step_and_reset(fails):
+def test_worker_restarted_during_a_step_takes_part_in_the_next_step_and_reset(fails):
     envs = [Halves(0), Halves(1, fails=[fails])]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -44,7 +44,7 @@ def test_worker_restarted_in_one_half_of_a_step_takes_part_in_the_next_step_and_
     assert new.calls == ["send", "wait", "reset send", "reset wait", "state", "send", "wait"]
 
 
-def test_state_refusal_names_the_first_worker_without_a_state():
+def test_state_refusal_names_the_first_worker_that_cannot_return_a_state():
     envs = [Worker(0), Worker(1), Worker(2)]
     kind = type("Gives", (Worker,), {"state_refusal": None})
     envs[0] = kind(0)
@@ -80,7 +80,7 @@ def test_worker_that_cannot_continue_begins_no_episode_in_a_stopping_run():
     assert "reset" not in new.calls
 
 
-def test_specification_of_a_restarted_worker_must_equal_its_first_specification():
+def test_behavior_specification_of_a_restarted_worker_must_equal_its_specification_before():
     other = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_hybrid(1, [4]))
     kind = type("Other", (Worker,), {"behavior_specs": {NAME: other}})
     relaunch, _ = relaunching(kind(10))

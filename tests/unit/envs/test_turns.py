@@ -39,7 +39,7 @@ def test_workers_are_divided_into_two_groups_in_order(n, groups):
     assert [list(group) for group in workers.groups] == [list(range(n))], "all in this process"
 
 
-def test_one_group_of_workers_is_awaited_while_the_other_group_computes():
+def test_trainer_waits_for_one_group_of_workers_while_the_other_group_computes_a_step():
     log = []
     workers = WorkerSet([Split(k, log) for k in range(3)])
     workers.reset()

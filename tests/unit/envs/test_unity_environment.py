@@ -193,7 +193,9 @@ def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning
 
 
 @pytest.mark.parametrize("when", ["announced-first", "announced-second", "observed-first"])
-def test_behavior_announced_before_the_first_reset_is_known(fake: Path, when, caplog):
+def test_behavior_is_known_whenever_the_environment_announces_it_before_its_first_agents(
+    fake: Path, when, caplog
+):
     with UnityEnvironment(fake, **mode(when)) as env:
         assert list(env.behavior_specs) == [NAME] * (when == "observed-first")
         env.reset()
@@ -239,7 +241,7 @@ def test_workers_that_cannot_start_leave_no_process_behind(fake: Path):
         launch_workers(fake, 2, seed=0, additional_args=["--mode", "exit"], timeout_wait=20)
 
 
-def test_environment_closed_between_the_halves_of_a_step_is_told_to_stop(fake: Path):
+def test_environment_closed_between_step_send_and_step_wait_exits_with_code_0(fake: Path):
     env = UnityEnvironment(fake, timeout_wait=20)
     env.reset()
     env.step_send()

@@ -75,7 +75,9 @@ def test_each_source_is_read_with_its_own_keys(text, meant):
         ("C:\\Games\\Game", PathSource(path="C:\\Games\\Game")),
     ],
 )
-def test_environment_name_determines_its_source(name: str, meant: EnvironmentParams) -> None:
+def test_environment_given_as_one_name_gets_its_source_from_the_form_of_the_name(
+    name: str, meant: EnvironmentParams
+) -> None:
     assert named(name) == meant
     assert read(f"'{name}'") == meant
 
@@ -86,7 +88,7 @@ def test_environment_name_is_a_path_if_an_executable_has_this_name() -> None:
     assert named("tag", is_file=lambda _: False) == BuiltinSource(source="builtin", name="tag")
 
 
-def test_bridge_options_leave_out_defaults() -> None:
+def test_packed_options_of_a_third_party_environment_leave_out_default_values() -> None:
     plain = read("{source: gymnasium, id: Hopper-v5}")
     assert isinstance(plain, BridgeSource)
     assert plain.packed()[1] == {"id": "Hopper-v5", "n_agents": 16}
@@ -130,7 +132,9 @@ BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windo
         ),
     ],
 )
-def test_archive_applies_to_its_platforms_or_to_all_platforms(text, archives):
+def test_archive_is_used_only_on_its_platform_or_without_a_platform_on_all_platforms(
+    text, archives
+):
     game = read(f"{{source: fetch, {text}, args: [--a]}}")
     assert (type(game), game.source, game.args) == (FetchSource, "fetch", ("--a",))
     found = {name: game.archive(name) for name in ("linux", "darwin", "windows")}
@@ -183,7 +187,7 @@ def test_missing_build_outside_of_the_project_is_refused(tmp_path):
         write_plan(load_params(file), table)
 
 
-def test_plan_lists_dependencies_of_each_environment(tmp_path):
+def test_plan_lists_the_files_that_each_environment_is_made_from(tmp_path):
     file = tmp_path / "params.yaml"
     (tmp_path / "game.x86_64").touch()
     file.write_text(

@@ -134,7 +134,7 @@ def test_generated_mistakes_cover_every_kind_of_limit() -> None:
         ("sac", "steps_per_update", ("reward_signal_steps_per_update",)),
     ],
 )
-def test_hyperparameter_copies_another_hyperparameter_unless_a_value_is_given(
+def test_hyperparameter_without_a_value_takes_the_value_of_its_related_hyperparameter(
     trainer: str, given: str, follow: tuple[str, ...]
 ) -> None:
     value, other = ("constant", "linear") if trainer != "sac" else (10.0, 3.0)
@@ -150,7 +150,7 @@ def test_hyperparameter_copies_another_hyperparameter_unless_a_value_is_given(
     assert {getattr(both, key) for key in others} <= {value}
 
 
-def test_team_change_and_checkpoint_interval_are_derived():
+def test_team_change_is_derived_from_save_steps_and_checkpoint_interval_from_max_steps():
     """5 x save_steps is team_change; even_checkpoints divides max_steps by keep_checkpoints."""
     assert behavior("{self_play: {save_steps: 300}}").self_play.team_change == 1500
     even = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
@@ -228,7 +228,7 @@ def test_unquoted_number_keeps_its_spelling_where_text_is_expected() -> None:
 # --- default_settings -------------------------------------------------------------------------
 
 
-def test_behavior_inherits_default_settings_at_every_depth() -> None:
+def test_behavior_inherits_default_settings_in_nested_sections() -> None:
     settings = load("""
 default_settings:
   trainer_type: ppo
@@ -255,7 +255,9 @@ behaviors:
     assert b.network_settings.memory is None
 
 
-def test_default_settings_are_completed_before_behaviors_inherit_them() -> None:
+def test_default_settings_get_default_values_before_behaviors_inherit_from_default_settings() -> (
+    None
+):
     settings = load("""
 default_settings: {trainer_type: ppo}
 behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_signals: {rnd: {}}}}
@@ -617,7 +619,7 @@ def test_written_configuration_has_mlagents_order_of_keys():
     }
 
 
-def test_additions_to_mlagents_format_are_written_only_where_used():
+def test_keys_that_mlagents_does_not_have_are_written_only_where_they_are_used():
     plain = to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]
     assert "max_grad_norm" not in plain["hyperparameters"]
     settings = load("""

@@ -531,7 +531,7 @@ def test_valid_files_are_read(text, signals, tmp_path):
         ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
     ],
 )
-def test_contradicting_options_are_refused_with_the_line_of_one_option(
+def test_settings_that_contradict_each_other_are_refused_with_the_line_of_one_of_the_settings(
     trainer: str, network: str, option: str, message: str, tmp_path: Path
 ) -> None:
     text = (

@@ -119,7 +119,7 @@ def test_drawn_values_lie_in_the_interval(low: float, width: float, seed: int, w
         assert isinstance(trial["x"], int if whole else float)
 
 
-def test_best_configuration_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Path):
+def test_best_trial_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Path):
     params = load_params(folder / "params.yaml")
     with pytest.raises(SettingsError, match=r"best\.json.* is missing: .*dvc repro sweep@rates"):
         params.run_settings("rates_best")
@@ -145,7 +145,7 @@ def test_plan_refuses_a_swept_key_that_does_not_exist(folder: Path):
         write_plan(load_params(file), folder / "runs.yaml")
 
 
-def test_two_runs_of_the_same_name_are_refused(folder: Path):
+def test_experiment_with_the_run_name_of_a_sweep_trial_is_refused(folder: Path):
     file = folder / "params.yaml"
     twin = FILE[FILE.index("  base:\n") : FILE.index("sweeps:")].replace("base:", "rates-001:")
     file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
@@ -172,7 +172,9 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_proposed_trial_waits_for_the_trial_that_is_earlier_by_the_setting_parallel(folder: Path):
+def test_sweep_with_parallel_2_proposes_each_trial_from_results_up_to_two_trials_earlier(
+    folder: Path,
+):
     sweep = adaptive(folder)
     assert sweep.proposed() == {"003": "001", "004": "002", "005": "003", "006": "004"}
     trials = sweep.trials()

@@ -137,7 +137,7 @@ def test_keys_are_text_in_their_original_spelling() -> None:
         (f"a: [1, 0o{'7' * 5000}]\n", "x.yaml:1:", "too many digits"),
     ],
 )
-def test_text_that_is_not_plain_data_is_refused_with_its_line(
+def test_yaml_text_that_is_invalid_or_not_plain_data_is_refused_with_the_line(
     text: str, where: str, words: str
 ) -> None:
     message = refusal(SettingsError, parse_yaml, text, source="x.yaml")
@@ -211,7 +211,9 @@ def test_dumped_yaml_reads_equal_under_yaml_1_1(value: Any) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value
 
 
-def test_reading_stops_at_the_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_reader_stops_at_the_value_limit_before_it_reads_the_rest_of_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(yaml_file, "_MOST_VALUES", 100)
     with pytest.raises(SettingsError, match=r"x\.yaml:100: .* more than 100 values"):
         parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # the invalid end is never read

@@ -65,7 +65,7 @@ def test_registry_makes_every_simulator_with_the_default_or_the_given_number_of_
         simulator.close()
 
 
-def test_packed_options_and_arguments_reach_the_simulator(monkeypatch):
+def test_executable_passes_packed_options_and_its_arguments_to_the_simulator(monkeypatch):
     conversations, made = [], []
     monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
     monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))

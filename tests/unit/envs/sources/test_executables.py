@@ -86,7 +86,9 @@ def without_display(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_binary_without_a_display_runs_headless_and_this_is_logged(player, monkeypatch, caplog):
+def test_program_on_a_machine_without_a_display_runs_headless_and_the_log_says_so(
+    player, monkeypatch, caplog
+):
     without_display(monkeypatch)
     with caplog.at_level(logging.INFO):
         assert runs_headless(player)

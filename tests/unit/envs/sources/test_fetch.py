@@ -143,7 +143,9 @@ def test_invalid_url_is_refused(url, cache):
         fetch.fetch("file://folder/game.zip", sha256="0" * 64)
 
 
-def test_digest_is_computed_without_unpacking_and_the_archive_is_used_later(web, cache):
+def test_digest_of_an_archive_is_computed_without_unpacking_and_the_download_is_used_later(
+    web, cache
+):
     url = web.add("game.zip", ARCHIVE)
     assert fetch.digest_of(url) == digest(ARCHIVE)
     assert not (cache / digest(ARCHIVE)).exists()

@@ -83,7 +83,7 @@ def test_section_over_defaults_equals_section_with_defaults_written_out(
 
 @given(default=DEFAULT, section=SECTION)
 @settings(max_examples=75)
-def test_portable_form_has_the_same_settings_and_only_mlagents_features(
+def test_configuration_converted_for_mlagents_has_equal_settings_and_only_features_of_mlagents(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     present = to_present(read({"default": default, "B": section}))

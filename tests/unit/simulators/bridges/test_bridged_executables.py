@@ -101,7 +101,9 @@ def test_two_builds_have_equal_bytes_and_contain_no_path_of_the_machine(built, t
     assert not any(name.startswith(("lib/torch/", "lib/grpc/", "lib/mujoco/")) for name in names)
 
 
-def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_path):
+def test_executable_of_a_third_party_environment_describes_itself_with_only_python_installed(
+    built, tmp_path
+):
     completed = subprocess.run(  # noqa: S603  # built by the test
         [str(built(*TAG)), "--describe", "--num-agents", "1"],
         env={

@@ -84,7 +84,7 @@ def test_an_unbounded_action_is_refused_unless_a_scale_is_given():
 
 
 @pytest.mark.parametrize("name", OBSERVATION_SPACES)
-def test_observations_of_a_space_become_float32_arrays_with_equal_numbers(name):
+def test_observations_of_a_space_become_float32_arrays_with_the_numbers_of_the_space(name):
     space = OBSERVATION_SPACES[name]
     space.seed(4)
     codec = Observations(space, where="toy")
@@ -174,7 +174,7 @@ def test_small_image_of_bytes_is_a_vector_from_0_to_1_and_is_logged(shape, caplo
     ],
     ids=str,
 )
-def test_box_that_is_not_an_image_keeps_its_numbers(space, caplog):
+def test_observation_of_a_box_space_that_is_not_an_image_is_not_scaled(space, caplog):
     caplog.set_level(logging.INFO)
     codec = Observations(space, where="toy")
     (array,) = arrays = codec.empty(1)

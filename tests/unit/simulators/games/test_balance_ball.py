@@ -105,7 +105,7 @@ def rest_heights(simulator, n_steps=40):
     return decisions.obs[0][:, 3]
 
 
-def test_scale_and_mass_apply_from_the_next_episode(make):
+def test_parameters_scale_and_mass_apply_from_the_next_episode(make):
     simulator = make(n_agents=3)
     assert rest_heights(simulator) == pytest.approx(3.0, abs=0.05)
     simulator.set_parameter("scale", 2.0)

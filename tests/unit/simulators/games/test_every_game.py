@@ -220,7 +220,7 @@ def test_executable_gives_the_same_steps_as_the_simulator_in_process(name, tmp_p
 
 
 @shared
-def test_configuration_of_a_game_lists_its_behaviors_and_uses_self_play_for_teams(name):
+def test_configuration_of_a_game_lists_its_behaviors_and_has_self_play_for_opposing_teams(name):
     behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
     qualified = registry.make(name).behavior_specs
     assert set(behaviors) == {full_name.partition("?")[0] for full_name in qualified}

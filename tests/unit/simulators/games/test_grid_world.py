@@ -33,7 +33,7 @@ def shortest(start, goal, blocked):
     raise AssertionError("there is always a way")
 
 
-def test_the_second_observation_is_a_goal_signal():
+def test_second_observation_of_grid_world_is_a_goal_signal():
     _, goal = GridWorld(n_agents=1).behavior_specs[BEHAVIOR].observation_specs
     assert goal.observation_type == ObservationType.GOAL_SIGNAL
 

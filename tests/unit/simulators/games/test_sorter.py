@@ -78,7 +78,7 @@ def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     assert decisions.obs[0][0, :, 22].tolist() == [0.0] * 20
 
 
-def test_tile_is_touched_only_at_its_own_place_and_a_wrong_tile_ends_the_episode():
+def test_tile_counts_as_touched_only_at_its_own_place_and_a_tile_out_of_order_ends_the_episode():
     simulator = placed([(17, 0), (4, 5)])
     for place in (3, 4, 6, 7):
         decisions, terminals = visit(simulator, place)
