@@ -72,5 +72,5 @@ def test_large_outputs_that_dvc_caches_are_ignored_by_git(repository):
         ("results/train/rates/001/seed1/policy.pt", False),
     ],
 )
-def test_learn_runs_and_work_folders_are_ignored_by_git(repository, path, is_kept):
+def test_runs_of_pipeline_learn_and_work_folders_are_ignored_by_git(repository, path, is_kept):
     assert is_ignored(repository, path) != is_kept

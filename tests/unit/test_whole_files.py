@@ -160,7 +160,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_file_of_a_behavior_has_the_name_of_the_behavior(name, tmp_path):
+def test_file_name_of_a_behavior_is_its_behavior_name(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
     files.write_whole(path, "x")  # with the suffix of the temporary file
@@ -214,7 +214,9 @@ def test_folder_is_unchanged_if_an_error_occurs_while_its_files_are_written(tmp_
         shutil.rmtree(folder)
 
 
-def test_unreadable_entry_does_not_hide_a_similar_name(tmp_path, monkeypatch):
+def test_similar_file_name_is_proposed_although_an_entry_of_the_folder_is_unreadable(
+    tmp_path, monkeypatch
+):
     def is_file(path):
         if path.name == "theirs":
             raise PermissionError(13, "Permission denied", str(path))

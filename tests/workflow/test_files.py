@@ -78,7 +78,7 @@ def test_make_help_lists_every_target():
     assert set(re.findall(r"^ +make ([\w-]+)", output, re.MULTILINE)) == targets
 
 
-def test_constraints_pin_every_package_without_a_path_or_url():
+def test_constraints_txt_pins_every_package_and_contains_no_path_or_url():
     lines = [
         line
         for line in (ROOT / "constraints.txt").read_text().splitlines()

@@ -53,7 +53,9 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(VECTOR, actions=CHOOSE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
     ],
 )
-def test_trainer_settings_fit_observations_and_actions(given: Behavior, expected: dict):
+def test_init_chooses_trainer_settings_that_fit_observations_and_actions(
+    given: Behavior, expected: dict
+):
     trainer = "sac" if expected.get("trainer_type") == "sac" else None
     settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given, trainer)}})
     behavior_settings = settings.behaviors["B"]

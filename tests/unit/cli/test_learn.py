@@ -275,7 +275,7 @@ def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
-def test_file_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_path, name):
+def test_file_that_is_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_path, name):
     from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 

@@ -232,7 +232,7 @@ def test_edited_sources_and_environment_are_reported_as_different(tree, tmp_path
     assert details["environment ball"] == ["build/env/ball has another content"]
 
 
-def test_input_missing_from_the_tree_is_reported_as_unknown(tree, tmp_path, capsys):
+def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "build/env/ball/program").unlink()
     (tree / "build/env/ball").rmdir()
@@ -355,7 +355,9 @@ def test_damaged_provenance_record_is_refused_in_one_line(damage, tree, tmp_path
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
-def test_record_with_path_outside_of_the_tree_reads_no_file(path, tree, tmp_path, capsys):
+def test_provenance_record_with_a_path_outside_of_the_source_tree_reads_no_file(
+    path, tree, tmp_path, capsys
+):
     (tmp_path / "outside").write_text("secret")
     entry = {"name": "ball", "path": path, "sha256": "0"}
     facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
@@ -363,7 +365,7 @@ def test_record_with_path_outside_of_the_tree_reads_no_file(path, tree, tmp_path
     assert check["verdict"] == "unknown"
 
 
-def test_tree_that_is_neither_checkout_nor_project_is_refused(tree, tmp_path, refused):
+def test_folder_that_is_neither_a_checkout_nor_a_project_is_refused(tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
     assert "is neither a checkout" in refused("provenance", file, "--tree", tmp_path)
 
@@ -407,7 +409,7 @@ def test_provenance_compares_a_policy_with_the_project_that_contains_the_file(
     assert lines[-1] == f"{conclusion} make the same file."
 
 
-def test_project_of_pipeline_init_is_accepted_as_tree(tree, tmp_path, capsys):
+def test_provenance_accepts_a_project_made_by_pipeline_init(tree, tmp_path, capsys):
     theirs = project(tmp_path / "theirs")
     shutil.copytree(tree / "build", theirs / "build")
     checks = told(capsys, model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]

@@ -49,7 +49,7 @@ def test_timers_print_share_of_each_part_and_the_unmeasured_rest(file, capsys):
     assert "1.7 times as fast" in "\n".join(lines), "100 s of which 60 are the environment's"
 
 
-def test_predicted_speed_up_follows_from_measured_parts(file):
+def test_speed_up_predicted_by_timers_follows_from_the_measured_parts(file):
     times = read(file)
     assert times.after() == 1.0
     assert times.after(threaded=True) == pytest.approx(100 / 80)
@@ -135,7 +135,7 @@ def test_timers_propose_steps_per_update_that_fill_the_waiting_time(
     assert "steps_per_update" not in capsys.readouterr().out
 
 
-def test_predictions_exclude_compile_time(file, capsys):
+def test_speed_up_predictions_of_timers_exclude_compile_time(file, capsys):
     """Compiling happens once, so a short run overstates it."""
     times = read(file)
     file.write_text(json.dumps(tree(**TIMES | {"loop": 150, "update": 70, "compile": 50})))
@@ -204,7 +204,7 @@ def test_seconds_in_a_timers_file_of_mlagents_are_divided_by_environments_and_th
     assert (times.n_exchanges, times.n_minibatches) == (20, 30)
 
 
-def test_two_timer_files_are_compared_in_one_table(file, tmp_path, capsys):
+def test_timers_files_of_two_runs_are_compared_in_one_table(file, tmp_path, capsys):
     other = tmp_path / "other.json"
     other.write_text(json.dumps(tree(**TIMES | {"loop": 50, "environment": 15})))
     assert main(["timers", str(file), str(other)]) == 0
@@ -223,7 +223,7 @@ def test_two_timer_files_are_compared_in_one_table(file, tmp_path, capsys):
         ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
     ],
 )
-def test_file_without_timers_is_refused_in_one_line(tmp_path, refused, text, said):
+def test_file_that_contains_no_timers_is_refused_in_one_line(tmp_path, refused, text, said):
     path = tmp_path / "timers.json"
     if text is not None:
         path.write_text(text)

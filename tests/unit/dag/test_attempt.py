@@ -95,7 +95,7 @@ def test_outputs_appear_only_if_the_stage_succeeds_and_makes_all_declared_output
     assert list(again.run.iterdir()) == []
 
 
-def test_new_output_replaces_the_whole_old_folder(root: Path):
+def test_new_output_folder_of_a_stage_replaces_the_whole_old_folder(root: Path):
     finish(root)
     (root / "results/a/curves/left-over.png").touch()
     finish(root)
@@ -127,7 +127,7 @@ def test_outputs_can_be_moved_into_a_results_folder_on_another_disk(
         ]
 
 
-def test_next_attempt_removes_leftovers_of_an_attempt_killed_while_publishing(
+def test_next_attempt_of_a_stage_removes_files_of_an_attempt_killed_while_writing_its_results(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     finish(root)
@@ -151,7 +151,7 @@ def test_next_attempt_removes_leftovers_of_an_attempt_killed_while_publishing(
     assert not (root / "results/.work/report/walk/seed1/old").exists()
 
 
-def test_next_attempt_removes_temporary_files_of_a_killed_attempt(
+def test_next_attempt_of_a_stage_removes_temporary_files_of_a_killed_attempt(
     root: Path,
 ):
     before = tempfile.gettempdir()
@@ -170,7 +170,7 @@ def test_next_attempt_removes_temporary_files_of_a_killed_attempt(
 @pytest.mark.parametrize(
     "other", [None, "src/pipeline/dag/stages/other.py", "folder/.snakemake_timestamp"]
 )
-def test_killed_attempt_is_resumed_if_its_inputs_are_the_same(root, other):
+def test_killed_stage_is_resumed_if_its_inputs_are_unchanged(root, other):
     """Code of another stage and Snakemake's marker file do not count as inputs."""
     stop(root)
     if other:
@@ -222,7 +222,7 @@ def change_code(root: Path) -> dict:
         change_code,
     ],
 )
-def test_killed_attempt_starts_again_if_its_inputs_have_changed(root: Path, change):
+def test_killed_stage_starts_from_the_beginning_if_its_inputs_have_changed(root: Path, change):
     stop(root)
     attempt = finish(root, **change(root))
     assert not attempt.resumed
@@ -299,7 +299,7 @@ def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_second_process_on_a_job_is_refused_with_the_id_of_the_first_process(root: Path):
+def test_stage_that_runs_already_is_refused_with_the_id_of_the_running_process(root: Path):
     def second() -> None:
         with attempt_at(job(), root):
             raise AssertionError("two attempts")
@@ -337,7 +337,7 @@ def test_stage_json_is_written_outside_of_the_declared_outputs(root: Path):
     assert facts["versions"]["numpy"]
 
 
-def test_result_is_not_published_to_dvc_if_parameters_changed_during_the_run(
+def test_result_is_not_given_to_dvc_if_parameters_changed_while_the_stage_ran(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def run(*, edited: bool) -> Attempt:
@@ -376,7 +376,7 @@ def test_dvc_records_the_sources_as_they_were_at_the_start_of_the_stage(
     assert code_file.read_text() != before, "a stage after an edit notes what it runs"
 
 
-def test_unreadable_parameters_at_the_end_do_not_stop_the_publication(
+def test_params_yaml_that_is_unreadable_after_a_stage_does_not_prevent_writing_its_results(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken() -> Job:

@@ -46,7 +46,9 @@ environments:
         ),
     ],
 )
-def test_an_unknown_name_is_reported_with_its_line_and_a_suggestion(tmp_path, text, said, right):
+def test_unknown_third_party_environment_is_reported_with_its_line_and_a_suggestion(
+    tmp_path, text, said, right
+):
     file = tmp_path / "params.yaml"
     file.write_text(f"environments:\n  cart: {text}\n")
     with pytest.raises(SettingsError) as refused:
@@ -76,7 +78,7 @@ def test_plan_refuses_an_unknown_id_with_exit_code_2(tmp_path, monkeypatch, caps
     assert not Path("workflow").exists()
 
 
-def test_recording_is_refused_for_third_party_environments(tmp_path):
+def test_recording_of_demonstrations_is_refused_for_third_party_environments(tmp_path):
     build = Build(file=tmp_path / "cart", args=(), simulator=None)
     with pytest.raises(StageError, match="cart: only built-in simulators have an expert"):
         record(build, tmp_path / "x.demo", episodes=1, seed=0, log_folder=tmp_path)

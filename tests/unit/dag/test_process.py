@@ -182,7 +182,7 @@ def test_signal_ends_the_stage_although_other_code_raises_another_exception_inst
     assert capsys.readouterr().err == "interrupted: stopped by SIGTERM\n"
 
 
-def test_failure_without_a_signal_is_raised_unchanged():
+def test_error_of_a_stage_without_a_signal_is_raised_unchanged():
     def work() -> None:
         raise ZeroDivisionError
 
@@ -216,7 +216,7 @@ else:
         ("pipeline.settings", "report.py"),
     ],
 )
-def test_interrupt_during_imports_prints_no_traceback(module, program):
+def test_interrupt_while_a_stage_imports_modules_prints_no_traceback(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
     completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
@@ -279,7 +279,7 @@ def test_successful_stage_returns_0_and_restores_the_signal_handlers():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_garbage_collection_is_rare_only_during_a_short_stage():
+def test_garbage_collector_runs_rarely_only_in_a_short_stage():
     before = gc.get_threshold()
     seen = []
     assert process.run(lambda: seen.append(gc.get_threshold()), short=True) == 0
@@ -325,6 +325,6 @@ leave(3)
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
-def test_modules_are_not_unloaded_while_a_daemon_thread_runs(how, said):
+def test_modules_are_not_unloaded_at_exit_while_a_daemon_thread_runs(how, said):
     completed = python("-c", ABANDONED, how, check=False)
     assert (completed.returncode, completed.stdout) == (3, said), completed.stderr

@@ -72,7 +72,7 @@ def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
     assert (second["prune_below"], third["prune_below"]) == ([], [[200, 1.5]])
 
 
-def test_equal_results_give_proposals_with_equal_bytes(root: Path):
+def test_equal_results_of_earlier_trials_give_proposal_files_with_equal_bytes(root: Path):
     for trial in ("rates/002", "rates/003", "rates/004"):
         proposed(root, trial)
     first = (root / proposal_file("rates/004")).read_bytes()
@@ -96,7 +96,7 @@ def test_trial_that_the_sweep_does_not_propose_is_refused(trial: str, said: str,
     assert said in str(caught.value)
 
 
-def test_file_that_is_not_a_proposal_is_refused(root: Path):
+def test_proposal_file_with_invalid_content_is_refused(root: Path):
     path = root / proposal_file("rates/002")
     path.parent.mkdir(parents=True)
     path.write_text("[]")

@@ -55,7 +55,7 @@ def test_html_report_needs_no_other_file_and_no_script(tmp_path):
     assert "figure:has(input.s1:not(:checked)) g.s1" in without
 
 
-def test_column_headers_link_to_their_definitions(tmp_path):
+def test_column_headers_in_the_report_link_to_their_definitions(tmp_path):
     _, _, text = page(tmp_path)
     headers = dict(re.findall(r'<th[^>]*><a href="#([^"]+)">([^<]+)</a></th>', text))
     terms = dict(re.findall(r'<dt id="([^"]+)">([^<]+)</dt>', text))
@@ -129,7 +129,7 @@ def test_report_shows_intervals_and_probabilities_of_improvement_only_with_enoug
     assert page(tmp_path, n_seeds=5)[2] == pages[3][2], "equal results give an equal page"
 
 
-def test_caption_says_that_training_curves_are_of_sampled_actions(tmp_path):
+def test_caption_of_learning_curves_says_that_training_samples_its_actions(tmp_path):
     lower = "Training draws its actions; scores come from the most probable ones"
     captions = [
         learning(page(tmp_path, n_seeds=2, **changes)[0]).caption
@@ -139,7 +139,7 @@ def test_caption_says_that_training_curves_are_of_sampled_actions(tmp_path):
     assert all(caption.endswith("Training draws its actions.") for caption in captions[1:])
 
 
-def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
+def test_axis_ticks_of_a_figure_have_a_distance_of_1_2_or_5_times_a_power_of_ten():
     def ticks(low, high):
         axis = svg.Axis(low, high, 0.0, 1.0)
         return [text for _, text in axis.ticks(steps=True)]

@@ -152,7 +152,7 @@ def test_mlflow_key_contains_experiment_seed_stage_and_the_digest_of_the_policy_
     assert key("train").policy is None, "which it is about to make"
 
 
-def test_results_of_a_run_are_read_by_behavior(tmp_path):
+def test_results_of_a_run_are_read_separately_for_each_behavior(tmp_path):
     results = tmp_path / "results"
     for seed in (1, 2):
         contents = {

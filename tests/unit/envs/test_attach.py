@@ -178,7 +178,7 @@ def test_without_restarts_a_lost_player_ends_the_run(ports):
         played(attached(ports))
 
 
-def test_error_names_the_missing_player_and_its_port(ports, play):
+def test_error_about_a_player_that_does_not_connect_names_the_player_and_its_port(ports, play):
     play(ports)
     with pytest.raises(UnityTimeOutException) as caught:
         attached(ports, timeout_wait=0.3)

@@ -87,14 +87,14 @@ def test_float_properties_set_in_one_channel_are_received_by_the_channel_at_the_
 
 
 @pytest.mark.parametrize("kind", [EngineConfigurationChannel, EnvironmentParametersChannel])
-def test_send_only_channels_refuse_received_messages(kind):
+def test_side_channels_that_only_send_refuse_received_messages(kind):
     channel = kind()
     data = wire.pack([(channel.channel_id, b"x")])
     with pytest.raises(UnityCommunicationException, match=kind.__name__):
         SideChannelManager([channel]).deliver(data)
 
 
-def test_unknown_channel_is_warned_about_once_and_other_channels_get_their_messages(caplog):
+def test_unknown_side_channel_is_warned_about_once_and_other_channels_get_their_messages(caplog):
     raw = RawBytesChannel(uuid.UUID(int=7))
     manager = SideChannelManager([raw])
     frames = [(uuid.UUID(int=5), b"x"), (uuid.UUID(int=7), b"\0y"), (uuid.UUID(int=6), b"")]
@@ -110,7 +110,7 @@ def test_unknown_channel_is_warned_about_once_and_other_channels_get_their_messa
     assert str(wire.TRAINING_ANALYTICS) in caplog.text
 
 
-def test_messages_are_sent_once_in_the_order_of_the_channels():
+def test_side_channel_messages_are_sent_once_in_the_order_of_the_channels():
     engine, parameters = EngineConfigurationChannel(), EnvironmentParametersChannel()
     raw = RawBytesChannel(uuid.UUID(int=1))
     manager = SideChannelManager([engine, parameters, raw])

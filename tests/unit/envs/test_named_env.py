@@ -195,7 +195,7 @@ def test_environment_is_built_again_if_its_build_is_incomplete_or_outdated(
     assert packed == ["1", "1"]
 
 
-def test_failed_build_leaves_no_files(packed, monkeypatch):
+def test_failed_build_of_an_environment_leaves_no_files(packed, monkeypatch):
     original = pack.pack_with
 
     def half(needs, simulator, target, options):

@@ -55,7 +55,7 @@ def registry(web, tmp_path) -> UnityEnvRegistry:
     return env_registry
 
 
-def test_a_manifest_becomes_a_mapping_of_entries(registry):
+def test_registry_manifest_is_read_as_a_mapping_of_entries(registry):
     assert list(registry) == ["Game", "Other"]
     assert len(registry) == 2
     game = registry["Game"]
@@ -67,7 +67,7 @@ def test_a_manifest_becomes_a_mapping_of_entries(registry):
         registry["Gmae"]
 
 
-def test_manifest_is_read_when_an_entry_is_needed(tmp_path):
+def test_registry_manifest_is_not_read_before_an_entry_is_needed(tmp_path):
     registry = UnityEnvRegistry()
     registry.register_from_yaml(tmp_path / "later.yaml")
     registry.register(RemoteRegistryEntry("Game", 1.0, "mine"))
@@ -78,7 +78,7 @@ def test_manifest_is_read_when_an_entry_is_needed(tmp_path):
     assert list(registry) == []
 
 
-def test_manifest_may_be_a_url(web):
+def test_registry_manifest_may_be_given_as_a_url(web):
     registry = UnityEnvRegistry()
     text = manifest(f"{web.url}/game.zip")
     registry.register_from_yaml(web.add("envs.yaml", text.encode()))

@@ -44,7 +44,7 @@ class Clock:
         return self.now
 
 
-def test_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
+def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
     clock = Clock()
     limits = EnvironmentSettings(
         max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10

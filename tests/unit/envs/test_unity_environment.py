@@ -87,7 +87,9 @@ def test_agents_observe_the_sent_actions_until_their_episodes_end(fake: Path):
         assert env.codec_seconds > 0
 
 
-def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_a_reset(fake: Path):
+def test_action_set_for_one_agent_leaves_zero_actions_for_others_and_the_first_step_resets(
+    fake: Path,
+):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.step()
         assert env.get_steps(NAME)[0].obs[0][0, 0] == 0
@@ -107,7 +109,7 @@ def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_
         assert env._decoders[NAME].n_cached >= 4
 
 
-def test_wrong_shapes_behaviors_and_agents_are_refused(fake: Path):
+def test_unity_environment_refuses_wrong_actions_repeated_sends_and_calls_after_close(fake: Path):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.reset()
         with pytest.raises(

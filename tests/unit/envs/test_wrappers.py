@@ -28,7 +28,7 @@ def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
 
 
-def test_wrappers_return_the_rewards_observations_and_ends_of_their_environment(caplog):
+def test_wrappers_return_the_rewards_observations_and_episode_ends_of_their_environment(caplog):
     direct = Chase(seed=4, n_agents=1)
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
     first_obs, other, obs = (env.reset(seed=seed)[0] for seed in (4, 3, 4))
@@ -116,7 +116,7 @@ def test_gym_wrapper_passes_the_error_of_a_with_block_to_the_environment_that_it
 
 
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
-def test_possible_agents_are_all_agents_since_the_last_reset(wrapper):
+def test_pettingzoo_possible_agents_are_all_agents_seen_since_the_last_reset(wrapper):
     env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has another id
     seen = set()
     for _ in range(900):

@@ -166,7 +166,7 @@ def test_whole_number_may_be_written_in_any_notation(key: str, text: str) -> Non
 
 
 @pytest.mark.parametrize(("words", "value"), [("yes Yes YES on On ON", 1), ("no No NO off OFF", 0)])
-def test_yes_and_no_are_truth_values_only_for_boolean_keys(words: str, value: bool) -> None:
+def test_values_yes_and_no_are_booleans_only_for_boolean_keys(words: str, value: bool) -> None:
     for word in words.split():
         settings = load(f"behaviors: {{on: {{network_settings: {{normalize: {word}}}}}}}")
         assert settings.behaviors["on"].network_settings.normalize is bool(value)
@@ -297,7 +297,7 @@ behaviors:
     )
 
 
-def test_an_unlisted_behavior_gets_the_default_settings() -> None:
+def test_behavior_that_the_file_does_not_list_gets_the_default_settings() -> None:
     settings = load("default_settings: {max_steps: 5}\nbehaviors: {A: {max_steps: 6}}")
     assert settings.for_behavior("A?team=1").max_steps == 6
     assert settings.for_behavior("B?team=0").max_steps == 5
@@ -313,7 +313,9 @@ def test_an_unlisted_behavior_gets_the_default_settings() -> None:
         ("Hopper", ". Add an entry for Hopper there, or set default_settings."),
     ],
 )
-def test_unlisted_behavior_is_an_error_if_a_file_was_given(name, remedy, tmp_path):
+def test_behavior_that_the_file_does_not_list_is_an_error_without_default_settings(
+    name, remedy, tmp_path
+):
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {Walker: {}}")
     message = refusal(SettingsError, load_run_settings(file).for_behavior, name)
@@ -402,7 +404,7 @@ MULTIRANGE = (
     ],
     ids=["the documented spelling", "criteria of the last lesson", "an unknown behavior"],
 )
-def test_misleading_environment_parameters_log_a_warning(text, told, caplog):
+def test_environment_parameters_that_are_probably_mistakes_log_a_warning(text, told, caplog):
     parameters = load(text).environment_parameters
     assert told in caplog.text
     if "g" in parameters and "multirange" in text:

@@ -469,7 +469,7 @@ def test_parsed_document_with_deprecated_keys_can_be_converted_to_settings_twice
     assert (n_told, len(caplog.messages)) == (3, 6)
 
 
-def test_null_removes_an_inherited_reward_signal_from_every_behavior() -> None:
+def test_reward_signal_removed_with_null_stays_removed_when_settings_are_written_and_read() -> None:
     signals = {"extrinsic": {}, "rnd": {}}
     loaded = load_run_settings(
         None,

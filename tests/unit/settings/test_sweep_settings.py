@@ -98,7 +98,7 @@ def test_additional_parameter_of_a_sweep_does_not_change_values_of_other_paramet
     ]
 
 
-def test_log_interval_draws_every_order_of_magnitude():
+def test_logarithmic_interval_of_a_sweep_gives_values_of_every_order_of_magnitude():
     drawn = [trial["rate"] for trial in random_sweep(runs=200, rate=LOG).values()]
     for low in (1e-5, 1e-4, 1e-3):
         assert 40 <= sum(low <= rate < 10 * low for rate in drawn) <= 95
@@ -111,7 +111,9 @@ def test_log_interval_draws_every_order_of_magnitude():
     seed=st.integers(0, 99),
     whole=st.booleans(),
 )
-def test_drawn_values_lie_in_the_interval(low: float, width: float, seed: int, whole: bool):
+def test_values_drawn_for_a_random_sweep_lie_in_the_given_interval(
+    low: float, width: float, seed: int, whole: bool
+):
     low, high = (low, low + 1.0 + width) if whole else (low, low + width)
     axis = Axis(interval=Interval(min=low, max=high, integer=whole))
     for trial in random_sweep(seed=seed, x=axis).values():
@@ -129,7 +131,7 @@ def test_best_trial_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Pat
     assert params.run_settings("rates_best").behaviors["Ball"].max_steps == 500
 
 
-def test_video_of_a_unity_project_is_refused(folder: Path):
+def test_video_of_an_environment_from_a_unity_project_is_refused(folder: Path):
     text = FILE.replace("source: builtin", "source: unity").replace(
         "name: balance_ball", "project: U"
     )
@@ -185,7 +187,7 @@ def test_sweep_with_parallel_2_proposes_each_trial_from_results_up_to_two_trials
     assert sweep.propose(3, {}, ()) == random.trials()["003"], "the last of `startup`"
 
 
-def test_equal_results_give_equal_proposals(folder: Path):
+def test_equal_results_of_earlier_trials_give_equal_proposals_for_the_next_trial(folder: Path):
     sweep = adaptive(folder)
     history = searched(sweep, 12)
     assert history == searched(sweep, 12)
@@ -199,7 +201,7 @@ def test_equal_results_give_equal_proposals(folder: Path):
     assert sweep.propose(12, broken, ())[RATE] > 0, "a score that is no number counts for nothing"
 
 
-def test_proposals_reach_better_scores_than_random_draws(folder: Path):
+def test_proposed_trials_of_a_sweep_reach_better_scores_than_random_trials(folder: Path):
     def later(startup: int) -> float:
         sweeps = [replace(adaptive(folder), startup=startup, seed=seed) for seed in range(4)]
         return fmean(score for sweep in sweeps for _, score in searched(sweep, 20)[10:])
@@ -229,7 +231,7 @@ def test_plan_has_an_entry_for_each_proposal(folder: Path):
         params.run_settings("rates/003")
 
 
-def test_pruning_needs_one_learner(folder: Path):
+def test_sweep_with_pruning_is_refused_for_several_learners(folder: Path):
     text = ADAPTIVE.replace("    seed: 3", "    seed: 3\n    prune_after: 100")
     text = text.replace("    seeds: [1, 2]", "    seeds: [1, 2]\n    learners: 2")
     with pytest.raises(SettingsError, match=r"rates\.prune_after: needs an experiment with one "):

@@ -68,14 +68,14 @@ def value_of(text: str) -> Any:
         (".nan", math.nan),
     ],
 )
-def test_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
+def test_yaml_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
     parsed = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
     assert parsed == value or (math.isnan(parsed) and math.isnan(value))
     assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "\ufeff"])
-def test_a_file_without_content_is_an_empty_map(text: str, tmp_path: Path) -> None:
+def test_yaml_file_without_content_is_read_as_an_empty_map(text: str, tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text(text, encoding="utf-8")
     assert to_plain(read_yaml(file)) == {}
@@ -97,7 +97,7 @@ again: *base
     assert parsed["again"] == {"a": 1, "b": 2}
 
 
-def test_every_key_and_item_keeps_its_line() -> None:
+def test_every_yaml_key_and_list_item_keeps_its_line_number() -> None:
     text = "a:\n  b: 1\n\n  c:\n    - x\n    - y: 2\n"
     root = parse_yaml(text, source="x.yaml")
     assert (find(root, "a").line, find(root, "a.b").line, find(root, "a.c").line) == (1, 2, 4)
@@ -106,7 +106,7 @@ def test_every_key_and_item_keeps_its_line() -> None:
     assert items[1].value["y"].where == "x.yaml:6"
 
 
-def test_keys_are_text_in_their_original_spelling() -> None:
+def test_yaml_keys_are_read_as_text_in_their_original_spelling() -> None:
     assert value_of("3: a\n007: b\ntrue: c\n") == {"3": "a", "007": "b", "true": "c"}
 
 

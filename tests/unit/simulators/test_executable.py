@@ -49,7 +49,7 @@ def test_invalid_value_of_an_argument_is_named(words, said):
         executable.parse(words)
 
 
-def test_missing_port_prints_the_usage_with_exit_code_2_and_help_exits_with_0(capsys):
+def test_executable_without_a_port_prints_its_usage_and_exits_with_2_and_help_exits_with_0(capsys):
     assert executable.main("grid_world", []) == 2
     assert "--mlagents-port is missing" in capsys.readouterr().err
     assert executable.main("grid_world", ["--help"]) == 0

@@ -51,7 +51,7 @@ def test_each_platform_has_its_own_executable(tmp_path):
         found(build(tmp_path / "none", "readme"))
 
 
-def test_setting_chooses_among_several_executables(tmp_path):
+def test_setting_executable_chooses_among_several_executables_of_an_archive(tmp_path):
     build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
     with pytest.raises(
         FetchError, match=r"a\.x86_64, b\.x86_64\. .*name the right one with 'executable'"
