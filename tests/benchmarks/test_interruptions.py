@@ -11,7 +11,7 @@ from pipeline.settings import load_run_settings
 
 
 @pytest.mark.parametrize("name", interruptions.ROWS)
-def test_configuration_of_each_row_is_valid(name: str):
+def test_trainer_configuration_of_each_row_of_the_benchmark_is_valid(name: str):
     row = interruptions.ROWS[name]
     settings = load_run_settings(None, overrides=row.content())
     assert set(settings.behaviors) == set(row.behaviors)

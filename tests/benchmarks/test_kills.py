@@ -32,7 +32,9 @@ def test_a_hundred_kills_are_divided_among_scenarios_by_the_share_of_each_scenar
         ("progress.csv", b"behavior,step\nBall,1\nBall,1\n", False),
     ],
 )
-def test_a_broken_file_is_reported(name: str, content: bytes, after_kill: bool, tmp_path: Path):
+def test_kill_benchmark_reports_broken_result_files(
+    name: str, content: bytes, after_kill: bool, tmp_path: Path
+):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / name).write_bytes(content)
     assert len(left_behind.unreadable(tmp_path)) == 1
@@ -59,7 +61,7 @@ def test_left_over_files_are_found_although_steps_and_run_numbers_in_file_names_
     assert left == {"results/run/.progress.csv.k_ab#cd.tmp"}
 
 
-def test_training_that_did_not_resume_is_reported():
+def test_kill_benchmark_reports_a_training_that_did_not_resume():
     log = "[INFO] Resuming training of Ball from step 400."
     assert left_behind.lost(log, 400) == []
     assert left_behind.lost(log, 0) == []

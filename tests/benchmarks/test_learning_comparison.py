@@ -34,7 +34,7 @@ def test_settings_of_each_case_name_the_behaviors_of_its_environment(case, tmp_p
     assert behavior.max_steps >= 10 * behavior.summary_freq // 2
 
 
-def test_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
+def test_comparison_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
     content = cases.CASES["gail_bc"].settings(1234, tmp_path / "one.demo")
     behavior = content["behaviors"]["Pyramids"]
     assert behavior["max_steps"] == 1234
@@ -42,7 +42,7 @@ def test_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
     assert behavior["behavioral_cloning"]["demo_path"] == str(tmp_path / "one.demo")
 
 
-def test_recall_return_is_a_quarter_for_guessing_and_one_for_remembering():
+def test_return_in_the_recall_environment_is_0_25_for_guessing_and_1_for_remembering():
     import gymnasium
     import recall_env
 

@@ -83,7 +83,7 @@ def test_slowed_environment_logs_time_and_agents_of_each_exchange(slept, tmp_pat
     assert profiles.taken(tmp_path) == []
 
 
-def test_players_of_a_pitch_are_in_teams_of_two_and_end_together():
+def test_players_of_the_pitch_workload_are_in_teams_of_two_that_end_together():
     game = profiles.Pitches(seed=1, n_agents=12)
     game.reset()
     n_ended = 0

@@ -105,7 +105,9 @@ def test_child_process_that_an_executable_leaves_is_found_and_killed(program, tm
 
 
 @pytest.mark.slow
-def test_command_fails_if_an_environment_fails(program, monkeypatch, capsys):
+def test_command_for_the_table_of_environments_fails_if_an_environment_fails(
+    program, monkeypatch, capsys
+):
     monkeypatch.setattr(catalogue.Listed, "build", lambda _self, _folder: program(RAISES))
     monkeypatch.setattr(sys, "argv", ["environments.py", "grid_world", "--steps", str(N_STEPS)])
     monkeypatch.setattr(environments, "score", lambda _listed, _kind: "")

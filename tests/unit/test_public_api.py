@@ -100,7 +100,7 @@ class Told(pipeline.Callback):
         self.seen.append(("end", result.behaviors["3DBall"].steps))
 
 
-def test_callbacks_get_every_event_and_result_has_curves(tmp_path: Path):
+def test_callbacks_get_every_event_and_the_training_result_contains_learning_curves(tmp_path: Path):
     callback = Told()
     result = train(tmp_path, callbacks=[callback])
     steps = result.behaviors["3DBall"].steps
@@ -138,7 +138,7 @@ def test_train_accepts_metric_sinks_as_names_or_objects_and_gives_them_the_resul
         train(tmp_path / "other", sinks=["jsnl"])
 
 
-def test_run_stopped_by_a_callback_is_complete(tmp_path: Path):
+def test_training_stopped_by_a_callback_ends_normally_with_an_exportable_policy(tmp_path: Path):
     class Enough(Told):
         def on_summary(self, behavior, values, step):
             super().on_summary(behavior, values, step)
@@ -221,7 +221,9 @@ class Wider(Beacon):
     action_space = gymnasium.spaces.Discrete(4)
 
 
-def test_policy_plays_an_environment_of_another_name_with_documented_seeds(tmp_path: Path, caplog):
+def test_policy_can_be_evaluated_in_a_behavior_of_another_name_with_the_same_specification(
+    tmp_path: Path, caplog
+):
     settings = {"default_settings": {"max_steps": 64, "network_settings": {"hidden_units": 8}}}
     result = pipeline.train(Beacon(), settings, seed=1, run_dir=tmp_path)
     checkpoint = result.behaviors["Beacon"].checkpoint

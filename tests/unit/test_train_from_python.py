@@ -108,7 +108,7 @@ def test_train_treats_a_gymnasium_vector_environment_as_copies_in_one_environmen
     assert weights(result) == weights(named)
 
 
-def test_a_wrapped_vector_environment_is_refused(tmp_path):
+def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
     vector = gymnasium.wrappers.vector.RecordEpisodeStatistics(
         gymnasium.make_vec("CartPole-v1", num_envs=2)
     )
@@ -178,7 +178,7 @@ def test_init_from_refuses_missing_weights_before_the_run_starts(tmp_path):
 
 
 @pytest.mark.parametrize(("progress", "is_terminal"), [(True, False), (None, True), (None, False)])
-def test_progress_is_shown_when_asked_for_and_on_a_terminal(
+def test_train_shows_progress_if_requested_or_on_a_terminal(
     progress, is_terminal, tmp_path, monkeypatch
 ):
     shown = io.StringIO()
@@ -193,7 +193,7 @@ def test_progress_is_shown_when_asked_for_and_on_a_terminal(
         assert lines == []
 
 
-def test_progress_is_shown_in_a_notebook(tmp_path, monkeypatch):
+def test_train_shows_progress_in_a_notebook(tmp_path, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setitem(sys.modules, "ipykernel", sys)

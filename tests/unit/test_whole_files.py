@@ -132,7 +132,7 @@ def test_lock_of_a_killed_process_is_taken_and_removed_by_the_next_process(tmp_p
     assert names(tmp_path) == []
 
 
-def test_folder_with_unwritable_parent_is_locked_by_a_file_inside(tmp_path, monkeypatch):
+def test_folder_whose_parent_is_unwritable_is_locked_by_a_file_in_the_folder(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with files.sole_writer(tmp_path / "run"):
@@ -176,7 +176,9 @@ def test_behavior_name_that_cannot_be_a_file_name_is_refused(name, why, tmp_path
 
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "COM1", "a:b", "a?", "a.", "a "])
-def test_names_that_windows_does_not_allow_are_refused_on_windows(name, tmp_path, monkeypatch):
+def test_behavior_names_that_windows_does_not_allow_are_refused_on_windows(
+    name, tmp_path, monkeypatch
+):
     assert files.named(tmp_path, name).name == name
     monkeypatch.setattr(files.os, "name", "nt")
     with pytest.raises(SettingsError, match="Windows"):
@@ -241,7 +243,7 @@ def test_similar_file_name_is_proposed_although_an_entry_of_the_folder_is_unread
         ("/etc/passw", "/etc/passwd"),
     ],
 )
-def test_only_sufficiently_similar_names_are_proposed(tmp_path, typed, near):
+def test_error_messages_propose_only_sufficiently_similar_names(tmp_path, typed, near):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/Sorter.yaml").touch()
     said = "" if near is None else f"; did you mean '{tmp_path / near}'?"

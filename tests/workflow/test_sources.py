@@ -67,7 +67,7 @@ def test_env_stage_depends_on_all_sources_that_are_packed():
     assert "src/pipeline/envs/unity.py" not in files, "would build Unity projects again"
 
 
-def test_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path: Path):
+def test_source_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path: Path):
     (tmp_path / "workflow/scripts").mkdir(parents=True)
     src = tree(tmp_path / "src", dag__stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
     path = tmp_path / sources.CODE / "env.txt"

@@ -316,7 +316,7 @@ def test_claim_is_judged_by_its_interval_tolerance_or_probability(keys, answer, 
     ]
 
 
-def test_claim_that_the_worse_experiment_is_better_is_not_reproduced(small, capsys):
+def test_claim_fails_if_it_says_that_the_worse_of_two_experiments_is_better(small, capsys):
     claim = {"experiment": "b", "better_than": "a", "probability": 0.1}
     (small / CLAIMS).write_text(yaml.safe_dump({"one": claim}))
     assert checked(capsys, 1)["one"]["here"] == "0, 5 and 5 seeds"

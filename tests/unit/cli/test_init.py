@@ -206,7 +206,7 @@ def test_initialized_project_has_a_valid_plan(
     assert (tmp_path / "own/.git").is_dir()
 
 
-def test_init_calls_the_default_environment_an_example(tmp_path, monkeypatch, capsys):
+def test_init_says_that_the_default_environment_is_an_example(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "example"]) == 0
     assert (

@@ -181,7 +181,7 @@ def test_occupied_editor_port_is_reported_in_one_line_with_remedy(
     assert not (tmp_path / "results").exists()
 
 
-def test_debug_shows_output_and_command_line_of_the_environment(
+def test_option_debug_shows_output_and_command_line_of_the_environment(
     learn, fake, capfd, caplog, tmp_path
 ):
     assert learn("--env", fake()) == 0
@@ -196,7 +196,7 @@ def test_debug_shows_output_and_command_line_of_the_environment(
     assert "fake environment starts" in capfd.readouterr().err
 
 
-def test_initialize_from_starts_with_weights_of_another_run_and_is_recorded(
+def test_option_initialize_from_starts_with_the_weights_of_another_run_and_is_recorded(
     learn, fake, caplog, tmp_path
 ):
     env = fake()

@@ -151,7 +151,7 @@ def test_options_learners_and_lesson_are_used_and_num_runs_is_refused_with_torch
         plan(config, "--num-runs", "2")
 
 
-def test_track_option_takes_commas_and_repetition(config):
+def test_option_track_accepts_names_separated_by_commas_and_may_be_repeated(config):
     assert plan(config).track is None
     sinks = plan(config, "--track", "jsonl,tensorboard", "--track", "jsonl").track
     assert sinks == ("jsonl", "tensorboard")
@@ -185,7 +185,9 @@ def test_options_for_all_behaviors_apply_also_to_behaviors_that_the_file_does_no
     assert at(built_in.for_behavior("Any"), key) == expected
 
 
-def test_curriculum_and_sampler_paths_are_below_the_docker_volume(config, monkeypatch):
+def test_option_docker_target_name_places_relative_paths_below_the_docker_volume(
+    config, monkeypatch
+):
     seen: dict[str, Any] = {}
     real = learn_settings.load_run_settings
 
@@ -225,7 +227,7 @@ def test_system_chooses_free_ports_unless_a_port_is_given(words, port, config, c
     assert ("--base-port is ignored" in caplog.text) == (words == "--base-port 7000")
 
 
-def test_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_file(config):
+def test_option_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_file(config):
     env = plan(config, "--attach", "3", "--base-port", "7000").settings.env_settings
     assert (env.num_envs, env.env_path) == (3, None)
 
@@ -335,7 +337,7 @@ def test_mistake_is_reported_at_the_file_and_line_or_at_the_option_that_contains
     ("short", "dest"),
     [("--w", "width"), ("--c", "capture_frame_rate"), ("--torch-d", "torch_device")],
 )
-def test_abbreviation_prefers_present_options_to_retired_options(short, dest):
+def test_abbreviated_option_means_a_present_option_rather_than_a_retired_option(short, dest):
     assert vars(parsed(short, "5"))[dest] in (5, "5")
     assert vars(parsed("--sl"))["slow"] is True
 
@@ -427,7 +429,7 @@ def test_inference_with_untrained_networks_logs_a_warning(config, caplog):
     assert "untrained" not in caplog.text
 
 
-def test_options_after_env_args_are_warned_about(capsys):
+def test_learn_options_after_the_option_env_args_cause_a_warning(capsys):
     words = ["learn", "--env", "Game", "--env-args", "--level", "7", "--run-id", "a"]
     cli.parser_for(words).parse_args(words)
     assert capsys.readouterr().err == (

@@ -60,7 +60,7 @@ def test_unknown_third_party_environment_is_reported_with_its_line_and_a_suggest
     check_ids(load_params(file))
 
 
-def test_environment_module_is_found_in_the_folder_of_params_yaml(tmp_path, monkeypatch):
+def test_environment_module_is_searched_in_the_folder_of_params_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "cart_of_this_test.py").write_text(
         "import gymnasium\ngymnasium.register('Mine-v0', entry_point='x:Y')\n"

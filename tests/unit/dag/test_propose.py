@@ -54,7 +54,7 @@ def proposed(root: Path, trial: str) -> dict:
     return json.loads((root / proposal_file(trial)).read_text())
 
 
-def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
+def test_each_proposal_file_contains_the_scores_of_all_earlier_trials(root):
     second, third = proposed(root, "rates/002"), proposed(root, "rates/003")
     params = load_params(root / "params.yaml")
     assert second["values"] == params.sweeps["rates"].drawn(1), "in `startup`"

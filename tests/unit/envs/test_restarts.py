@@ -140,7 +140,7 @@ FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
         (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
     ],
 )
-def test_failure_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
+def test_error_of_a_worker_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
     error, options, text, n_restarts
 ):
     workers, relaunches = in_process(error, **options)
@@ -263,7 +263,9 @@ def test_worker_is_reset_if_its_messages_cannot_be_replayed(
 
 
 @pytest.mark.slow
-def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp_path):
+def test_worker_killed_right_after_a_resume_continues_exactly_by_replay_of_its_messages(
+    packed, tmp_path
+):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
     with launched(build) as workers:
         workers.reset()

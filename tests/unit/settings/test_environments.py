@@ -143,7 +143,9 @@ def test_archive_is_used_only_on_its_platform_or_without_a_platform_on_all_platf
         assert game.platforms() == ("linux",)
 
 
-def test_watched_path_of_a_module_is_the_path_that_python_imports(tmp_path, monkeypatch):
+def test_dependency_path_of_an_environment_module_is_the_path_that_python_imports(
+    tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(tmp_path)
     for folder in ("regular_one", "namespace_one", "only_folder"):
         (tmp_path / folder).mkdir()

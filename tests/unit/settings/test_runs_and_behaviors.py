@@ -348,7 +348,7 @@ def test_equal_overrides_in_different_notation_have_equal_canonical_form(
         ("swept", [("base", 1), ("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]),
     ],
 )
-def test_name_of_experiment_sweep_or_subset_gives_each_of_its_runs_once(name, runs, tmp_path):
+def test_runs_named_by_an_experiment_a_sweep_or_a_subset_are_listed_only_once(name, runs, tmp_path):
     experiments = {"to-and-fro" if k == "cloned" else k: v for k, v in FILE["experiments"].items()}
     few = ["base-2", "to-and-fro-3", "base", "grid_best"]
     subsets = {"few": few, "swept": ["base-1", "grid"]}
@@ -360,7 +360,7 @@ def network(encoder: str) -> NetworkSettings:
     return NetworkSettings(vis_encode_type=encoder)
 
 
-def test_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
+def test_recorded_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def versions(group: Group, *names: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
         (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),
     ],
 )
-def test_invalid_value_of_an_argument_is_named(words, said):
+def test_executable_names_the_argument_that_has_an_invalid_value(words, said):
     with pytest.raises(SettingsError, match=said):
         executable.parse(words)
 

@@ -196,7 +196,7 @@ def drawn(settings) -> dict[str, object]:
     }
 
 
-def test_a_sampler_file_becomes_environment_parameters(loaded, written):
+def test_old_sampler_file_is_converted_to_environment_parameters(loaded, written):
     assert drawn(loaded(TRAINER, sampler=written(SAMPLERS, "s.yaml"))) == DRAWN
 
 

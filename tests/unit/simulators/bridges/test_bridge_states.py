@@ -80,7 +80,7 @@ print(digest.hexdigest())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="MALLOC_PERTURB_ is glibc's")
-def test_bytes_of_a_state_do_not_depend_on_old_contents_of_memory():
+def test_bytes_of_a_saved_environment_state_do_not_depend_on_uninitialized_memory():
     digests = {
         subprocess.run(  # noqa: S603  # this interpreter
             [sys.executable, "-c", FALLEN],

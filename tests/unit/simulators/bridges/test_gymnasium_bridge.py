@@ -56,7 +56,7 @@ def test_copies_in_the_gymnasium_bridge_give_the_same_steps_as_separate_environm
     simulator.close()
 
 
-def test_wrong_number_of_actions_for_the_copies_is_refused():
+def test_gymnasium_bridge_refuses_a_number_of_actions_that_differs_from_its_number_of_copies():
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
     with pytest.raises(ValueError, match="zip"):

@@ -106,7 +106,7 @@ def test_agent_ids_are_unique_and_arrays_have_the_dtypes_of_the_protocol(name):
         steps = next_steps
 
 
-def test_trajectories_are_equal_only_for_equal_seeds(name):
+def test_trajectories_of_a_game_are_equal_only_for_equal_seeds(name):
     first, repeated, other = (
         trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
         for seed in (1, 1, 2)
