@@ -20,7 +20,7 @@ from pipeline.settings import load_run_settings
 
 
 @pytest.mark.parametrize("case", cases.CASES.values(), ids=lambda case: case.name)
-def test_settings_of_each_case_name_the_behaviors_of_its_environment(case, tmp_path):
+def test_settings_of_each_comparison_case_name_the_behaviors_of_its_environment(case, tmp_path):
     environment = case.environment
     content = case.settings(demo=tmp_path / "expert.demo")
     names = {

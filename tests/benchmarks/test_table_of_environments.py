@@ -65,7 +65,7 @@ def program(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hallway", "tag", "gymnasium:CartPole-v1"])
-def test_conforming_environment_has_no_failures(name, tmp_path):
+def test_environment_that_follows_the_protocol_passes_all_checks(name, tmp_path):
     (listed,) = catalogue.chosen([name])
     outcome = environments.run(listed, tmp_path, n_steps=N_STEPS)
     assert outcome.failures == []

@@ -40,7 +40,7 @@ from interpreter import python
         ),
     ],
 )
-def test_help_and_light_imports_load_no_heavy_module(code, heavy):
+def test_help_and_imports_that_need_no_torch_load_no_heavy_module(code, heavy):
     report_code = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
     assert python("-c", f"import sys\n{code}\n{report_code}").stderr == ""
 

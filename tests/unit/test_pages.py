@@ -32,7 +32,7 @@ def test_explanation_page_has_at_most_1200_words(page: Path):
     assert words(page.read_text("utf-8")) <= MOST_WORDS
 
 
-def test_word_count_excludes_code_and_tables():
+def test_word_count_of_a_page_excludes_code_and_tables():
     assert words("# A title\n\nTwo words.\n```\nx = 1\n```\n| a | b |\n|---|---|\n") == 5
 
 

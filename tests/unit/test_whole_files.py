@@ -85,7 +85,7 @@ def test_temporary_file_of_a_living_writer_is_kept(tmp_path):
     assert names(tmp_path) == ["model.pt"]
 
 
-def test_file_name_with_glob_characters_is_taken_literally(tmp_path):
+def test_glob_characters_in_a_file_name_are_taken_literally(tmp_path):
     (tmp_path / ".a.abcd1234.tmp").touch()
     files.write_whole(tmp_path / "[ab]", "x")
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]

@@ -72,7 +72,7 @@ def test_each_run_is_evaluated_before_the_next_run_is_trained(built):
     assert max(late) <= (0 if engine == "dvc" else 2), order
 
 
-def test_first_run_runs_all_jobs_and_second_run_runs_none(built):
+def test_first_call_of_the_engine_runs_all_jobs_and_the_second_call_runs_none(built):
     root, engine, first = built
     assert len(first) == all_jobs(root)
     assert repro(root, engine) == []
@@ -314,7 +314,7 @@ def test_a_second_clone_pulls_from_the_remote_of_dvc_and_only_evaluates(tmp_path
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_sync_accepts_results_that_were_made_partly_by_each_engine(engine, tmp_path):
+def test_sync_accepts_results_of_which_dvc_made_some_and_snakemake_made_others(engine, tmp_path):
     """Earlier, Snakemake did nothing after `dvc repro`, and `pipeline sync` refused."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()

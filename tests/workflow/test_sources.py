@@ -142,7 +142,7 @@ def test_imports_under_type_checking_and_in_module_getattr_do_not_count_as_depen
     assert names(root, "pipeline.a") == {"a"}
 
 
-def test_file_names_of_tests_outside_packages_are_unique():
+def test_file_names_of_test_modules_outside_of_packages_are_unique():
     """pytest takes two files of one name for the same module, and refuses the second file."""
     names = Counter(
         path.name

@@ -69,7 +69,7 @@ def test_dvc_and_snakemake_write_outputs_with_equal_bytes(by_dvc: Path, by_snake
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_every_output_exists_with_the_expected_content(by_dvc: Path):
+def test_every_output_of_the_workflow_exists_with_the_expected_content(by_dvc: Path):
     recorded = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
     assert recorded["episodes"] == 2
     for name in ("plain", "cloned"):

@@ -154,7 +154,7 @@ def test_run_with_other_initial_weights_is_a_separate_experiment(tmp_path, capsy
     assert {name: row["seeds"] for name, row in table.items()} == {"walk": "2", "walk-3": "1"}
 
 
-def test_fraction_option_sets_the_target_return(tmp_path, capsys):
+def test_option_fraction_of_compare_sets_the_target_return(tmp_path, capsys):
     run = learned(tmp_path, "one", 1)
     table = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
     assert (table["one"]["target"], table["one"]["steps_to_target"]) == ("1.9", "2000")

@@ -254,7 +254,7 @@ def test_final_summary_states_how_many_episodes_the_mean_reward_covers(
     assert lines[1].endswith(said)
 
 
-def test_timers_file_agrees_with_measured_seconds(learn, fake, tmp_path):
+def test_seconds_in_the_timers_file_agree_with_the_measured_seconds(learn, fake, tmp_path):
     assert learn("--env", fake()) == 0
     tree = json.loads((tmp_path / "results/ppo/run_logs/timers.json").read_text())
     seconds = json.loads((tmp_path / "results/ppo/run_logs/seconds.json").read_text())

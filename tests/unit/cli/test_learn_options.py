@@ -303,7 +303,7 @@ def test_command_line_overrides_the_file_and_resume_overrides_initialize_from(
         (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
-def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, message):
+def test_error_names_the_option_with_the_wrong_value(config, options, message):
     with pytest.raises(SettingsError) as caught:
         plan(config, *options)
     assert str(caught.value).startswith(message)

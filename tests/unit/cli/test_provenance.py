@@ -97,7 +97,7 @@ def test_provenance_finds_the_git_commit_by_the_digests_of_source_files(tree):
     assert found()[0] == first, "an earlier state again"
 
 
-def test_commit_is_unknown_without_a_repository(tmp_path):
+def test_provenance_knows_no_commit_without_a_git_repository(tmp_path):
     assert "no git repository" in commit_with(tmp_path, {})[1]
     git(tmp_path, "init", "-q")
     assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
@@ -217,7 +217,9 @@ def test_diff_names_the_machine_if_both_runs_recorded_it(
         assert f"The first cause by which they may differ: {cause}" in out
 
 
-def test_edited_sources_and_environment_are_reported_as_different(tree, tmp_path, capsys):
+def test_provenance_reports_edited_sources_and_an_edited_environment_as_different(
+    tree, tmp_path, capsys
+):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
     (tree / "src/pipeline/b.py").unlink()
@@ -283,7 +285,7 @@ def learned(folder: Path, **changes) -> provenance.Record:
     return provenance.of_learn(load_run_settings(None, overrides=values | changes), 3, {})
 
 
-def test_record_of_a_learned_policy_has_digests_and_no_paths(tmp_path):
+def test_record_of_a_policy_trained_by_learn_has_digests_and_no_paths(tmp_path):
     first, second = learned(tmp_path / "one"), learned(tmp_path / "two")
     assert provenance.text([first]) == provenance.text([second])
     assert str(tmp_path) not in provenance.text([first])
@@ -298,7 +300,7 @@ def test_record_of_a_learned_policy_has_digests_and_no_paths(tmp_path):
     assert "pipeline/trainer/loop.py" in first["sources"]
 
 
-def test_versions_of_the_packages_in_an_environment_are_recorded(tmp_path):
+def test_record_contains_the_versions_of_packages_in_a_packed_environment(tmp_path):
     program = tmp_path / "game"
     names = ("mujoco_core-4.0.1", "gymnasium-1.4.0", "protobuf-7.0", "numpy-1.0")
     files = {f"lib/{name}.dist-info/METADATA": b"" for name in names}

@@ -75,7 +75,9 @@ def fail(root: Path, error: type[Exception], name: str) -> None:
             raise error("boom")
 
 
-def test_outputs_appear_only_if_the_stage_succeeds_and_makes_all_declared_outputs(root):
+def test_results_folder_gets_outputs_only_if_the_stage_succeeds_and_makes_all_declared_outputs(
+    root,
+):
     for error, said, name in (
         (RuntimeError, "boom", "curves"),
         (StageError, "did not make results/a/curves", "model.bin"),

@@ -235,7 +235,7 @@ def test_environment_variable_sets_the_exit_code_that_makes_a_scheduler_requeue_
     assert "'soon', not an exit code from 1 to 255" in caplog.text
 
 
-def test_stage_finishes_saving_after_its_parent_has_ended():
+def test_stage_saves_its_state_completely_after_its_parent_process_has_ended():
     # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
     saves = [
         "try:",

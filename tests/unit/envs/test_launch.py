@@ -33,7 +33,7 @@ def test_executable_is_found_although_the_given_name_has_another_extension_or_no
 
 
 @linux
-def test_executable_without_extension_is_found_last(tmp_path):
+def test_executable_with_an_extension_is_preferred_to_one_without_an_extension(tmp_path):
     plain = build(tmp_path / "sim")
     assert launch.find_executable(plain) == plain
     better = build(tmp_path / "sim.x86_64")

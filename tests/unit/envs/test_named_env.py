@@ -211,7 +211,7 @@ def test_failed_build_of_an_environment_leaves_no_files(packed, monkeypatch):
     assert packed == ["1", "1"]
 
 
-def test_only_the_latest_builds_of_a_name_are_kept(folder, packed):
+def test_only_the_latest_builds_of_an_environment_are_kept(folder, packed):
     for version in range(6):
         (folder / "my_env.py").write_text(str(version))
         last = executable_of(NAME)

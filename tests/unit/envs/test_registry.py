@@ -134,7 +134,7 @@ def test_archive_with_a_digest_in_the_manifest_is_checked_at_first_use(web, tmp_
     assert not (tmp_path / "envs.yaml.lock").exists()
 
 
-def test_a_damaged_lock_file_is_not_overwritten(registry, tmp_path):
+def test_damaged_file_of_trusted_digests_is_not_overwritten(registry, tmp_path):
     lock = tmp_path / "envs.yaml.lock"
     for text, message in (("{", "is damaged"), ("[]", "has no map 'sha256'")):
         lock.write_text(text)

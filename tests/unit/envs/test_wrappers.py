@@ -86,7 +86,7 @@ def test_gym_wrapper_returns_images_as_bytes_and_renders_them():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_old_gym_wrapper_has_the_old_interface_and_wrappers_can_be_vectorized():
+def test_wrapper_for_the_old_gym_has_the_old_interface_and_wrappers_can_be_vectorized():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))

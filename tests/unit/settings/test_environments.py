@@ -53,7 +53,7 @@ FETCH = fetch()[:-1] + ", "
         ),
     ],
 )
-def test_each_source_is_read_with_its_own_keys(text, meant):
+def test_each_kind_of_environment_source_is_read_with_its_own_keys(text, meant):
     assert read(text) == meant
 
 
@@ -160,7 +160,7 @@ def test_dependency_path_of_an_environment_module_is_the_path_that_python_import
     assert ModuleSource(source="module", id="missing:make").found(tmp_path) is None
 
 
-def test_path_without_suffix_finds_the_existing_build(tmp_path):
+def test_path_of_an_environment_without_a_suffix_finds_the_existing_executable(tmp_path):
     builds = {"linux": "linux.x86_64", "windows": "windows.exe", "mac": "mac.app", "plain": "plain"}
     for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
         (tmp_path / name).touch()
@@ -169,7 +169,7 @@ def test_path_without_suffix_finds_the_existing_build(tmp_path):
     assert {name: PathSource(path=name).found(tmp_path) for name in builds} == builds
 
 
-def test_missing_build_outside_of_the_project_is_refused(tmp_path):
+def test_missing_executable_outside_of_the_project_is_refused(tmp_path):
     """Regression: the plan was written, and Snakemake then failed with MissingInputException."""
     (tmp_path / "game").mkdir()
     file = tmp_path / "project/params.yaml"

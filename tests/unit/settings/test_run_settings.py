@@ -111,7 +111,7 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
-def test_value_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
+def test_setting_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
     for key, hint in setting_hints(cls).items():
         for value, said in mistakes(hint):
             message = refusal(SettingsError, read, hint, from_plain(value, "f"), key)
@@ -119,7 +119,7 @@ def test_value_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
             assert said in message
 
 
-def test_generated_mistakes_cover_every_kind_of_limit() -> None:
+def test_mistakes_generated_by_this_test_cover_every_kind_of_limit_of_a_setting() -> None:
     hints = [hint for cls in CLASSES for hint in setting_hints(cls).values()]
     said = " ".join(words for hint in hints for _, words in mistakes(hint))
     for words in ("at least 1", "greater than 0", "at most 65535", "divisible by 2", "a list"):

@@ -168,7 +168,7 @@ def test_settings_of_a_run_do_not_depend_on_which_runs_were_read_earlier(params:
     assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
 
 
-def test_plugin_versions_of_a_run_follow_from_its_settings_with_overrides(
+def test_recorded_plugin_versions_of_a_run_follow_from_its_settings_with_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)

@@ -73,7 +73,7 @@ def test_grid_sweep_has_every_combination_once(folder: Path):
     }
 
 
-def test_list_sweep_has_a_trial_per_configuration_and_checks_best_seeds() -> None:
+def test_list_sweep_has_one_trial_for_each_configuration_and_refuses_repeated_best_seeds() -> None:
     changes = ({"a.b": 1}, {"a.c": 2})
     common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
     assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}

@@ -109,7 +109,7 @@ def test_session_sends_zeros_to_the_simulator_for_agents_without_actions():
     assert images[0] == images[1]
 
 
-def test_actions_reach_the_simulator():
+def test_session_passes_actions_to_the_simulator():
     simulator = registry.make("balance_ball", n_agents=2)
     spec = simulator.behavior_specs[balance_ball.BEHAVIOR].action_spec
     actions = ActionTuple(continuous=np.array([[1.0, 0.0], [-1.0, 0.0]]))
@@ -268,7 +268,9 @@ def test_failing_simulator_sends_the_end_of_the_conversation(trainer, converse):
     assert isinstance(conversation.exception(30), ZeroDivisionError)
 
 
-def test_listener_that_is_silent_or_not_a_trainer_is_reported(monkeypatch):
+def test_simulator_reports_a_port_where_nothing_answers_or_another_program_than_a_trainer(
+    monkeypatch,
+):
     monkeypatch.setattr(client, "_GREETING_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1]

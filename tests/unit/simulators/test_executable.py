@@ -5,7 +5,7 @@ from pipeline.simulators import client, executable, registry
 
 
 @pytest.mark.parametrize("dash", ["-", "--"])
-def test_arguments_are_accepted_with_one_or_two_dashes(dash):
+def test_executable_accepts_arguments_with_one_or_two_dashes(dash):
     words = f"{dash}nographics {dash}batchmode {dash}mlagents-port 7105 {dash}logFile /a/b.log"
     parsed = executable.parse(words.split())
     assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
@@ -28,7 +28,7 @@ def test_arguments_are_accepted_with_one_or_two_dashes(dash):
         ("--level 7", "'--level' is not an option; --help lists all"),
     ],
 )
-def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
+def test_executable_refuses_a_misspelled_argument_in_one_line(words, said, capsys):
     """Earlier, such an argument was ignored, and the training used 12 agents."""
     assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -39,7 +39,7 @@ ALL = (
 )
 
 
-def test_each_platform_has_its_own_executable(tmp_path):
+def test_archive_for_several_platforms_gives_the_executable_of_each_platform(tmp_path):
     folder = build(tmp_path / "all", *ALL)
     assert found(folder) == "g/G.x86_64"
     assert found(folder, platform="windows") == "g/G.exe"

@@ -162,7 +162,7 @@ def test_steps_per_update_in_a_flat_file_of_release_0_16_has_precedence_over_num
     assert steps_only.reward_signal_steps_per_update == 10
 
 
-def test_use_curiosity_becomes_a_reward_signal(loaded):
+def test_old_key_use_curiosity_becomes_a_curiosity_reward_signal(loaded):
     more = "  use_curiosity: true\n  curiosity_strength: 0.01\n  curiosity_enc_size: 48\n"
     assert loaded(EARLY + more).behaviors["Brain"].reward_signals == {
         "extrinsic": ExtrinsicSettings(gamma=0.97),
@@ -232,7 +232,7 @@ def test_repeated_key_of_an_old_file_takes_its_last_value_with_a_warning(
         assert settings == loaded(EARLY).behaviors["Brain"]
 
 
-def test_repeated_merge_keys_merge_both_maps(loaded):
+def test_repeated_yaml_merge_keys_of_an_old_file_merge_both_maps(loaded):
     merged = "  <<: {gamma: 0.5, beta: 1.0e-2}\n  <<: {gamma: 0.97}\n"
     text = EARLY.replace("  gamma: 0.97\n", merged).replace("  beta: 1.0e-2\n", "")
     assert loaded(text) == loaded(EARLY)

@@ -138,7 +138,7 @@ def test_missing_curriculum_key_is_reported_with_the_misspelt_key(loaded, writte
     assert f"needs the key {field!r} (there is '{field}x')" in message
 
 
-def test_invalid_json_is_reported_with_its_line(loaded, written):
+def test_invalid_json_in_a_curriculum_file_is_reported_with_its_line(loaded, written):
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
     assert message.startswith(f"{path}:3: cannot be read as JSON: ")

@@ -199,7 +199,7 @@ class ToldTogether(Together):
 @pytest.mark.parametrize(
     ("kind", "env"), [(GymnasiumSimulator, Told), (PettingZooSimulator, ToldTogether)]
 )
-def test_parameters_are_restored_with_the_environments(kind, env):
+def test_environment_parameters_are_restored_with_the_states_of_environments(kind, env):
     original, restored = (kind(id=[env(), env()], seed=5) for _ in range(2))
     original.set_parameter("wind", 2.0)
     restored.set_parameter("gone", 1.0)

@@ -232,7 +232,7 @@ def test_environment_that_cannot_be_made_is_refused_in_one_line(module, creators
         ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # moved to another package
     ],
 )
-def test_id_may_be_shortened_or_written_as_in_the_registry_of_pettingzoo(written, name):
+def test_pettingzoo_id_may_be_shortened_or_written_as_in_the_pettingzoo_registry(written, name):
     assert naming.full_name(written) == name
 
 
@@ -245,7 +245,7 @@ def test_id_may_be_shortened_or_written_as_in_the_registry_of_pettingzoo(written
         ("..", r"no environment '\.\.'\. An id is the path of a module"),
     ],
 )
-def test_unknown_id_is_refused_with_the_most_similar_id(written, said):
+def test_unknown_pettingzoo_id_is_refused_with_the_most_similar_id(written, said):
     with pytest.raises(SettingsError, match=said):
         naming.full_name(written)
 
@@ -285,7 +285,7 @@ class Changing(bridge_toys.Dying):
         return observed, rewards, *rest
 
 
-def test_episodes_and_copies_do_not_affect_each_other(module):
+def test_episodes_and_copies_of_a_pettingzoo_environment_do_not_affect_each_other(module):
     simulator = PettingZooSimulator(id=module(parallel_env=Changing), n_agents=2, seed=5)
     choose(simulator, simulator.reset(), 0)  # rewards of 3 are pending for both birds
     simulator._envs[1].n_episodes = 3

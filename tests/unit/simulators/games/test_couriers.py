@@ -58,7 +58,7 @@ def test_places_without_a_road_are_masked_and_a_courier_that_chooses_such_a_plac
 
 
 @pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
-def test_shift_may_end_on_the_way_and_a_delivery_in_the_last_step_counts(
+def test_shift_of_a_courier_may_end_between_places_and_a_delivery_in_its_last_step_counts(
     address, left, action, reward
 ):
     decisions, terminals = step(placed((0, address), left=left), action)
@@ -106,14 +106,14 @@ def test_id_of_an_ended_or_removed_courier_is_never_used_again():
     assert ended_alone > 0
 
 
-def test_fastest_ways_equal_those_of_an_exhaustive_search():
+def test_fastest_routes_between_places_equal_the_routes_of_an_exhaustive_search():
     assert couriers.fastest().tolist() == slowly(ROADS).tolist()
     detours = (couriers.fastest() < ROADS) & (ROADS > 0)
     assert detours.sum() >= 6  # where the direct road is slower
 
 
 @pytest.mark.parametrize("start", range(6))
-def test_the_expert_takes_a_fastest_way(start):
+def test_couriers_expert_takes_a_fastest_route(start):
     for address in set(range(6)) - {start}:
         simulator = placed((start, address))
         by = policies("couriers", simulator, scripted=[BEHAVIOR])

@@ -118,7 +118,9 @@ def test_experts_of_couriers_and_push_together_have_much_higher_returns_than_ran
 
 
 @pytest.mark.parametrize("name", ["hallway", "pyramids", "sorter", "collector"])
-def test_demonstrations_of_the_expert_are_recorded(name, tmp_path):
+def test_demonstrations_of_experts_are_recorded_with_the_observation_shapes_of_the_game(
+    name, tmp_path
+):
     summary = record(name, tmp_path / "expert.demo", episodes=3, seed=1)
     assert "3 episodes" in summary
     demo = read_demo(tmp_path / "expert.demo")

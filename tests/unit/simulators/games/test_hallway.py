@@ -31,7 +31,7 @@ def seen(simulator):
 
 
 @pytest.mark.parametrize(("cue", "symbol"), [(0, SYMBOL_O), (1, SYMBOL_X)])
-def test_the_room_shows_the_symbol_of_the_cue(cue, symbol):
+def test_agent_in_the_hallway_room_sees_the_symbol_of_the_cue(cue, symbol):
     tag, distance = seen(placed(cue=cue))
     assert tag.count(symbol) > 0
     assert (SYMBOL_O + SYMBOL_X - symbol) not in tag
