@@ -68,7 +68,7 @@ def test_kill_benchmark_reports_a_training_that_did_not_resume():
     assert left_behind.lost(log, 40) == ["it did not continue from step 40"]
 
 
-def test_orphaned_process_is_found_by_its_environment_variable():
+def test_process_left_over_after_a_kill_is_found_by_its_environment_variable():
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
     reading, writing = os.pipe()
     variables = os.environ | {left_behind.MARK: "test"}

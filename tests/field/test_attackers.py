@@ -195,7 +195,9 @@ def test_process_of_a_client_with_an_ipv4_mapped_address_is_identified():
             assert PeerCheck().refusal_at(accepted) == "the client has disconnected already"
 
 
-def test_first_client_is_accepted_if_the_system_cannot_identify_clients(monkeypatch, caplog):
+def test_first_connecting_process_is_accepted_if_the_system_cannot_identify_processes(
+    monkeypatch, caplog
+):
     caplog.set_level("INFO")
     monkeypatch.setattr(peers, "_socket_of", lambda *_: None)
 

@@ -124,7 +124,7 @@ def test_evaluation_is_compared_if_its_policy_is_restored_or_absent_or_has_no_re
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("name", ["mean_return", "ci_high"])
-def test_a_metric_that_is_not_finite_is_refused(value, name, project, refused):
+def test_metrics_file_with_a_value_that_is_not_finite_is_refused(value, name, project, refused):
     path = project / "results/evaluate/a/seed1/metrics.json"
     path.write_text(json.dumps({"Walker": {"mean_return": 1.0, name: 5}}).replace("5", value))
     message = refused("compare", project / "results/train/a", project / "results/train/b")

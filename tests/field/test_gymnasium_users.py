@@ -114,7 +114,9 @@ AXES = ", because an image has three axes, or two of bytes"
         (spaces.Box(0, 1, (4, 20, 24, 3)), AXES),
     ],
 )
-def test_space_that_is_no_image_stays_a_vector_and_logs_the_reason(caplog, space, why):
+def test_observation_of_a_space_that_is_no_image_stays_a_vector_and_the_reason_is_logged(
+    caplog, space, why
+):
     caplog.set_level(logging.INFO)
     array = observed(space, space.sample(), visual="always")
     assert array.shape == (np.prod(space.shape),)
@@ -329,7 +331,7 @@ def test_action_mask_in_the_form_of_space_sample_allows_the_same_actions_as_spac
         (spaces.Discrete(3), [1, 0], "has 2 entries; give 3 entries"),
     ],
 )
-def test_action_mask_of_a_wrong_form_is_refused(space, mask, said):
+def test_action_mask_with_a_wrong_structure_or_length_is_refused(space, mask, said):
     with pytest.raises(UnityEnvironmentException, match="mine: its action mask has ") as refused:
         Actions(space, where="mine").forbidden(mask)
     assert said in str(refused.value)

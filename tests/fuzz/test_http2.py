@@ -386,7 +386,7 @@ def test_illegal_answer_ends_the_connection_or_gives_a_message(
     examples=25,
     size=lambda pair: sum(len(frame) for sent in pair for frame in sent),
 )
-def test_conversation_continues_while_other_connections_send_illegal_frames(
+def test_connection_of_an_environment_works_while_other_connections_send_illegal_frames(
     example: tuple[list[bytes], list[bytes]], folder: Path
 ) -> None:
     """One broken connection opens before the environment's, and others during its conversation."""

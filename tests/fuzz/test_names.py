@@ -173,7 +173,7 @@ def test_archives_with_any_url_are_fetched_or_refused(
 
 
 @fuzz(_ARGUMENTS, examples=60, size=_size)
-def test_commands_use_or_refuse_files_with_any_name(name: str, folder: Path) -> object:
+def test_commands_accept_or_refuse_files_with_any_name(name: str, folder: Path) -> object:
     if name.startswith("-"):
         return False
     (folder / "config.yaml").write_text("behaviors: {A: {trainer_type: ppo}}\n")

@@ -36,7 +36,7 @@ def test_restart_in_portable_mode_keeps_the_process_id_and_sets_portable_kernels
     assert facts["OpenBLAS threads"] == 1
 
 
-def test_process_in_portable_mode_is_not_restarted(monkeypatch):
+def test_process_that_is_already_in_portable_mode_is_not_restarted(monkeypatch):
     for name, value in machine.PORTABLE.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("began again"))

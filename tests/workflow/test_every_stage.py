@@ -85,7 +85,9 @@ def test_videos_are_outputs_of_filmed_evaluations(described: Described):
     assert {"median.gif", "best.gif"} <= {Path(out).name for out in outs}
 
 
-def test_jobs_request_the_resources_of_their_experiment_for_each_learner(described: Described):
+def test_snakemake_jobs_request_the_resources_of_their_experiment_for_each_learner(
+    described: Described,
+):
     resources = {name: node.asked for name, node in described.snakemake.items()}
     for name in ("train@ball-1", "train@rates-002-1", "train_chosen@rates_best-11"):
         assert resources[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}

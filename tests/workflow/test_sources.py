@@ -41,7 +41,7 @@ def test_dvc_stage_depends_on_the_source_record_of_its_own_script(name: str):
 
 
 @pytest.mark.parametrize("stage", sources.stages(ROOT))
-def test_stage_depends_on_its_script_and_on_every_file_that_it_imports(stage: str):
+def test_stage_depends_on_its_script_and_on_every_file_that_the_script_imports(stage: str):
     files = sources.watched(ROOT, stage)
     assert {f"workflow/scripts/{stage}.py", "workflow/scripts/_start.py"} <= set(files)
     module = f"pipeline.dag.stages.{stage}"

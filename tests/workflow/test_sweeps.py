@@ -61,7 +61,7 @@ DVC, SNAKEMAKE = REPRO.values()
     indirect=["first"],
     ids=["dvc", "snakemake"],
 )
-def test_best_trial_runs_after_the_ranking_and_again_if_the_ranking_changes(
+def test_best_trial_of_a_sweep_runs_after_the_ranking_and_again_if_the_ranking_changes(
     engine, first, tmp_path
 ):
     everything = [*TRIALS, "sweep rates", *BEST, *runs(*ALL_OF, of="ball", seed=1)]

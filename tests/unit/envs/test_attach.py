@@ -163,7 +163,7 @@ def test_player_that_does_not_reconnect_in_time_ends_the_run(ports):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_stopping_run_does_not_wait_for_a_lost_player(ports, monkeypatch):
+def test_run_that_is_stopping_does_not_wait_for_a_disconnected_player(ports, monkeypatch):
     monkeypatch.setattr("pipeline.envs.workers._GRACE_S", 0.0)
     workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
     answers = iter([False])  # False when the player is lost; True while the worker waits for it
@@ -173,7 +173,7 @@ def test_stopping_run_does_not_wait_for_a_lost_player(ports, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_without_restarts_a_lost_player_ends_the_run(ports):
+def test_disconnected_player_ends_the_run_if_no_restarts_are_allowed(ports):
     with pytest.raises(UnityCommunicatorStoppedException):
         played(attached(ports))
 

@@ -54,7 +54,9 @@ def test_state_refusal_names_the_first_worker_that_cannot_return_a_state():
 
 
 @pytest.mark.parametrize(("gives", "is_begun_again"), [(True, True), (False, False)])
-def test_stopping_run_restarts_a_worker_only_if_that_worker_can_continue(gives, is_begun_again):
+def test_run_that_is_stopping_restarts_a_worker_only_if_the_worker_can_continue_its_episodes(
+    gives, is_begun_again
+):
     kinds = [type("Kind", (Worker,), {"state_refusal": None if g else "no"}) for g in (gives, True)]
     envs = [kinds[1](0), kinds[0](1, fails=["step"]), kinds[1](2)]
     relaunch, asked = relaunching(Worker(10, goes_on=True))
@@ -69,7 +71,7 @@ def test_stopping_run_restarts_a_worker_only_if_that_worker_can_continue(gives, 
     assert bool(asked) is is_begun_again
 
 
-def test_worker_that_cannot_continue_begins_no_episode_in_a_stopping_run():
+def test_worker_that_cannot_continue_begins_no_new_episode_while_the_run_is_stopping():
     kind = type("Kind", (Worker,), {"state_refusal": None})
     relaunch, _ = relaunching(new := Worker(10))
     workers = WorkerSet([kind(0), kind(1, fails=["step"])], relaunch=relaunch, restarts=OFTEN)

@@ -83,7 +83,7 @@ def test_section_that_inherits_default_values_equals_a_section_with_all_values_w
 
 @given(default=DEFAULT, section=SECTION)
 @settings(max_examples=75)
-def test_configuration_converted_for_mlagents_has_equal_settings_and_only_features_of_mlagents(
+def test_old_file_converted_for_mlagents_keeps_its_settings_and_uses_only_mlagents_features(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     present = to_present(read({"default": default, "B": section}))

@@ -134,7 +134,7 @@ def test_image_of_bytes_is_observed_with_channels_first_and_values_from_0_to_1(
     assert np.array_equal(array[0], moved.astype(np.float32) / np.float32(255))
 
 
-def test_small_images_are_vectors_unless_visual_is_always():
+def test_small_images_are_observed_as_vectors_unless_the_option_visual_is_always():
     space = spaces.Box(0, 255, (7, 7, 3), dtype=np.uint8)
     assert Observations(space, where="toy").specs[0].shape == (147,)
     assert Observations(space, where="toy", visual="always").specs[0].shape == (3, 7, 7)
@@ -146,7 +146,9 @@ def test_small_images_are_vectors_unless_visual_is_always():
 
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (3, 16, 16), (19, 40)])
-def test_small_image_of_bytes_is_a_vector_from_0_to_1_and_is_logged(shape, caplog):
+def test_small_image_of_bytes_is_observed_as_a_vector_from_0_to_1_and_the_log_says_so(
+    shape, caplog
+):
     caplog.set_level(logging.INFO)
     space = spaces.Box(0, 255, shape, np.uint8)
     space.seed(1)
