@@ -130,7 +130,7 @@ check: $(STAMP)
 	lint-imports
 	snakefmt --check Snakefile workflow
 	pipeline plan --check
-	python -m pytest -q -n 0 tests/workflow/test_parity.py::test_both_engines_describe_the_same_dag
+	python -m pytest -q -n 0 tests/workflow/test_parity.py::test_dvc_and_snakemake_describe_the_same_dag
 	mkdocs build  # not --quiet, which counts no warnings
 
 # Strict: a page that is in no menu, and a link that leads to nothing, are errors (mkdocs.yml).

@@ -15,7 +15,9 @@ def test_output_of_an_executable_that_exits_at_once_is_in_the_error(place):
     assert place.files() == before
 
 
-def test_forced_run_replaces_an_earlier_run_only_after_it_has_started(place, trained):
+def test_learn_with_force_replaces_an_earlier_run_only_after_the_new_run_has_started(
+    place, trained
+):
     shutil.copytree(trained.folder / "results", place.folder / "results")
     place.config()
     env = place.fake()

@@ -78,7 +78,9 @@ def test_mistake_in_a_curriculum_or_sampler_file_gives_a_one_line_error(
     assert place.files() == before
 
 
-def test_incompatible_files_are_refused_in_one_line(place, monkeypatch, capsys, caplog):
+def test_configuration_files_of_a_wrong_kind_are_refused_in_one_line(
+    place, monkeypatch, capsys, caplog
+):
     place.config()
     place.config(JSON, "Echo.json")
     (place.folder / "empty").mkdir()

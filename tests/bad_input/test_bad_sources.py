@@ -71,7 +71,7 @@ def test_unavailable_or_invalid_manifest_is_refused(shop, web):
     assert shop.left() == []
 
 
-def test_entries_of_a_manifest_are_listed_and_fetched(shop, web):
+def test_env_list_and_env_fetch_use_the_entries_of_a_given_manifest(shop, web):
     url = web.add("game.zip", BUILD)
     entry = f"  - Game:\n      linux_url: {url}\n      description: Find the exit.\n"
     shop.place.config(f"environments:\n{entry}", "envs.yaml")

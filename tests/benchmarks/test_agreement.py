@@ -15,12 +15,12 @@ def run(monkeypatch, *options):
     return agreement.main()
 
 
-def test_difference_above_rounding_gives_exit_code_1(monkeypatch):
+def test_weights_that_differ_by_more_than_rounding_from_the_reference_give_exit_code_1(monkeypatch):
     monkeypatch.setattr(agreement, "peer_weights", shifted)
     assert run(monkeypatch, "--case", "ppo, gail", "--rollouts", "1") == 1
 
 
-def test_reference_receives_the_random_draws_of_the_update(monkeypatch):
+def test_reference_implementation_receives_the_random_numbers_of_our_update(monkeypatch):
     draws = {}
 
     def noted(training, before, drawn, folder):
@@ -36,7 +36,7 @@ def test_reference_receives_the_random_draws_of_the_update(monkeypatch):
     assert [len(order) for order in draws["shuffles"]] == [48, 48, 24, 24]
 
 
-def test_golden_file_of_a_case_that_differs_on_purpose_has_no_weights_of_the_reference(
+def test_golden_file_of_a_case_that_differs_from_mlagents_on_purpose_has_no_mlagents_weights(
     monkeypatch, tmp_path
 ):
     monkeypatch.setattr(agreement, "peer_weights", None)

@@ -42,14 +42,14 @@ SCRIPT = "python workflow/scripts/train.py"
         (slurm, SLURM, {"left_over": [SCRIPT]}),
     ],
 )
-def test_incomplete_or_faulty_results_do_not_count_as_whole(
+def test_cluster_benchmark_does_not_accept_incomplete_or_faulty_results(
     benchmark, whole: dict, wrong: dict
 ) -> None:
     assert benchmark.whole(whole)
     assert not benchmark.whole(whole | wrong)
 
 
-def test_training_rate_leaves_out_the_start() -> None:
+def test_training_steps_per_second_are_measured_after_the_first_summary() -> None:
     line = "[INFO] 3DBall. Step: {}. Time Elapsed: {} s. Mean Reward: 1.000."
     log = "\n".join(["started", line.format(10000, "30.5"), line.format(20000, "31.500")])
     assert slurm.pace(log) == 10000.0

@@ -6,7 +6,7 @@ import coming
 import pytest
 
 
-def test_settings_are_read_from_the_example_of_the_page(tmp_path):
+def test_benchmark_reads_its_settings_from_the_example_on_the_stable_baselines3_page(tmp_path):
     settings = coming.settings_of(coming.PAGE)["default_settings"]
     assert settings["max_steps"] == 50_000
     assert settings["hyperparameters"]["learning_rate_schedule"] == "constant"

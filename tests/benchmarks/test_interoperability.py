@@ -21,7 +21,9 @@ IN_PROCESS = [listed for listed in IN_PROCESS if "CarRacing" not in listed.name]
 
 
 @pytest.mark.parametrize("listed", IN_PROCESS, ids=lambda entry: entry.name)
-def test_configurations_name_the_behaviors_and_allow_updates_within_max_steps(listed, tmp_path):
+def test_configuration_lists_every_behavior_and_has_a_buffer_smaller_than_max_steps(
+    listed, tmp_path
+):
     qualified = interoperability.scores.action_specs(listed.name, **listed.options)
     for config in listed.configs or (None,):
         content = interoperability.settings(listed, config, 2000, tmp_path / "expert.demo")
@@ -35,7 +37,7 @@ def test_configurations_name_the_behaviors_and_allow_updates_within_max_steps(li
             assert behavior.hyperparameters.buffer_size == 512
 
 
-def test_teams_get_self_play_and_the_given_demonstrations_are_used():
+def test_configuration_of_a_team_game_has_self_play_and_imitation_uses_the_given_demonstration():
     content = small("pettingzoo:classic.tictactoe_v3")
     assert content["behaviors"]["player"]["self_play"]["team_change"] == 500
     assert "self_play" not in small("gymnasium:Taxi-v4")["behaviors"]["Taxi-v4"]
@@ -45,7 +47,7 @@ def test_teams_get_self_play_and_the_given_demonstrations_are_used():
     assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
 
 
-def test_run_fails_without_a_model_an_update_or_enough_steps():
+def test_run_counts_as_failed_without_every_model_an_update_or_enough_steps():
     run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
     run.updates = 1
     run.onnx = ("A",)

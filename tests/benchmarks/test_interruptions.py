@@ -11,7 +11,7 @@ from pipeline.settings import load_run_settings
 
 
 @pytest.mark.parametrize("name", interruptions.ROWS)
-def test_configuration_of_each_row_is_valid(name: str):
+def test_trainer_configuration_of_each_row_of_the_benchmark_is_valid(name: str):
     row = interruptions.ROWS[name]
     settings = load_run_settings(None, overrides=row.content())
     assert set(settings.behaviors) == set(row.behaviors)
@@ -29,7 +29,7 @@ def test_digests_leave_out_files_that_contain_times(tmp_path: Path):
     assert interruptions.digests(tmp_path)["B/checkpoint.pt"] != before["B/checkpoint.pt"]
 
 
-def test_the_table_counts_kills_and_differences():
+def test_table_of_interruptions_counts_kills_and_differing_files():
     outcome = interruptions.Outcome(
         row="sac-4", n_runs=2, n_kills=5, n_resumed=4, n_environments=3, n_files=9
     )

@@ -32,14 +32,18 @@ def test_a_hundred_kills_are_divided_among_scenarios_by_the_share_of_each_scenar
         ("progress.csv", b"behavior,step\nBall,1\nBall,1\n", False),
     ],
 )
-def test_a_broken_file_is_reported(name: str, content: bytes, after_kill: bool, tmp_path: Path):
+def test_kill_benchmark_reports_broken_result_files(
+    name: str, content: bytes, after_kill: bool, tmp_path: Path
+):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / name).write_bytes(content)
     assert len(left_behind.unreadable(tmp_path)) == 1
     assert len(left_behind.unreadable(tmp_path, after_kill=True)) == after_kill
 
 
-def test_left_over_files_are_found_by_their_kind(tmp_path: Path):
+def test_left_over_files_are_found_although_steps_and_run_numbers_in_file_names_differ(
+    tmp_path: Path,
+):
     def kinds(*names: str) -> set[str]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for name in names:
@@ -57,14 +61,14 @@ def test_left_over_files_are_found_by_their_kind(tmp_path: Path):
     assert left == {"results/run/.progress.csv.k_ab#cd.tmp"}
 
 
-def test_training_that_did_not_resume_is_reported():
+def test_kill_benchmark_reports_a_training_that_did_not_resume():
     log = "[INFO] Resuming training of Ball from step 400."
     assert left_behind.lost(log, 400) == []
     assert left_behind.lost(log, 0) == []
     assert left_behind.lost(log, 40) == ["it did not continue from step 40"]
 
 
-def test_orphaned_process_is_found_by_its_environment_variable():
+def test_process_left_over_after_a_kill_is_found_by_its_environment_variable():
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
     reading, writing = os.pipe()
     variables = os.environ | {left_behind.MARK: "test"}

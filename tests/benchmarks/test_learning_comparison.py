@@ -20,7 +20,7 @@ from pipeline.settings import load_run_settings
 
 
 @pytest.mark.parametrize("case", cases.CASES.values(), ids=lambda case: case.name)
-def test_settings_of_each_case_name_the_behaviors_of_its_environment(case, tmp_path):
+def test_settings_of_each_comparison_case_name_the_behaviors_of_its_environment(case, tmp_path):
     environment = case.environment
     content = case.settings(demo=tmp_path / "expert.demo")
     names = {
@@ -34,7 +34,7 @@ def test_settings_of_each_case_name_the_behaviors_of_its_environment(case, tmp_p
     assert behavior.max_steps >= 10 * behavior.summary_freq // 2
 
 
-def test_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
+def test_comparison_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
     content = cases.CASES["gail_bc"].settings(1234, tmp_path / "one.demo")
     behavior = content["behaviors"]["Pyramids"]
     assert behavior["max_steps"] == 1234
@@ -42,7 +42,7 @@ def test_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
     assert behavior["behavioral_cloning"]["demo_path"] == str(tmp_path / "one.demo")
 
 
-def test_recall_return_is_a_quarter_for_guessing_and_one_for_remembering():
+def test_return_in_the_recall_environment_is_0_25_for_guessing_and_1_for_remembering():
     import gymnasium
     import recall_env
 
@@ -97,7 +97,9 @@ def test_match_is_played_from_both_sides_and_won_by_the_better_policy(monkeypatc
     assert evaluate_policies.match(case, other, able, seed=1) < -0.9
 
 
-def test_evaluation_uses_its_own_number_of_agents_and_its_own_seed(monkeypatch, tmp_path):
+def test_evaluation_of_a_case_uses_the_number_of_agents_of_the_case_and_the_given_seed(
+    monkeypatch, tmp_path
+):
     case = replace(cases.CASES["sac"], n_episodes=7, at_once=5)
     (behavior,) = specs = action_specs("balance_ball")
     player, seen = Random(specs[behavior]), []
@@ -121,20 +123,22 @@ def outcome(value):
 @pytest.mark.parametrize(
     ("ours", "expected"), [(0.5, "**below**"), (1.0, "within"), (3.0, "above"), (-0.5, "**below**")]
 )
-def test_our_mean_is_compared_with_the_interval_of_the_peer(ours, expected):
+def test_verdict_says_whether_our_mean_is_below_within_or_above_the_interval_of_the_reference(
+    ours, expected
+):
     peer = summarize([0.9, 1.0, 1.1])
     assert learning.verdict(summarize([ours - 0.1, ours, ours + 0.1]), peer) == expected
     assert learning.verdict(peer, summarize([1.0])) == "", "nothing follows from one seed"
     assert learning.verdict(None, peer) == learning.verdict(peer, None) == ""
 
 
-def test_difference_has_the_interval_of_the_t_test_of_welch():
+def test_difference_of_mean_returns_has_the_confidence_interval_of_welchs_t_test():
     # Standard error sqrt(1 / 3 + 4 / 3), and t = 3.2187 at 97.5 % with 2.94 degrees of freedom.
     assert learning.difference([3.0, 4.0, 5.0], [0.0, 2.0, 4.0]) == "+2.000 [-2.155, +6.155]"
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
 
 
-def test_row_shows_results_of_both_programs_or_says_that_one_program_was_not_run():
+def test_row_of_the_comparison_shows_both_programs_or_says_that_a_program_was_not_run():
     case = cases.CASES["sac"]
     cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
     assert "2.000 [-0.484, 4.484]" in cells
@@ -145,7 +149,7 @@ def test_row_shows_results_of_both_programs_or_says_that_one_program_was_not_run
     assert lines[1].split()[:2] == ["2", "1.500"]
 
 
-def test_outcomes_of_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
+def test_run_of_the_comparison_is_trained_again_only_if_its_settings_changed(monkeypatch, tmp_path):
     trained = []
 
     def train(program, config, env, *, seed, folder, sources):

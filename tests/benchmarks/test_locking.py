@@ -20,7 +20,7 @@ def chance_of_opening() -> float:
     return float(at[-1])
 
 
-def test_optimal_policy_opens_the_lock_as_often_as_documented():
+def test_optimal_policy_solves_the_lock_environment_as_often_as_documented():
     assert round(chance_of_opening(), 3) == 0.969
     opened, n = 0, 2000
     lock = locking.gymnasium.make("Lock-v0")

@@ -30,7 +30,7 @@ class Ours(Foreign):
     def close(self): ...
 
 
-def test_annotation_of_a_foreign_base_class_is_not_a_member():
+def test_annotated_attribute_counts_as_a_member_only_if_one_of_our_own_classes_annotates_it():
     (node,) = ast.parse(THEIRS).body
     assert list(peer_names.absent(node, Ours)) == ["action_spaces"]
     own = {"__module__": "pipeline.mine", "__annotations__": {"action_spaces": "dict"}}

@@ -28,7 +28,7 @@ def steps(n, **options):
     return [slowed.step({name: spec.action_spec.empty_action(2)})[name] for _ in range(n)]
 
 
-def test_slowed_environment_only_adds_the_requested_delay_to_each_exchange(slept):
+def test_slowed_environment_sends_the_same_steps_with_the_requested_delay(slept):
     slow = steps(5, ms=6.0, sigma=0.0)
     assert slept == [0.006] * 5
     quick = steps(5, ms=0.0, sigma=0.0)
@@ -41,7 +41,7 @@ def test_slowed_environment_only_adds_the_requested_delay_to_each_exchange(slept
     assert np.std(np.log(slept)) == pytest.approx(0.3, rel=0.15)
 
 
-def test_profile_configuration_has_whole_rollouts_and_the_compared_settings(tmp_path):
+def test_profile_configuration_rounds_max_steps_up_to_whole_rollouts(tmp_path):
     workload = profiles.WORKLOADS["ppo"]
     config_file = profiles.configuration(workload, tmp_path, steps=61_000, threaded=True, n_envs=4)
     content = yaml.safe_load(config_file.read_text())
@@ -52,14 +52,14 @@ def test_profile_configuration_has_whole_rollouts_and_the_compared_settings(tmp_
     assert content["env_settings"] == {"num_envs": 4}
 
 
-def test_steady_rate_leaves_out_the_start_and_the_end():
+def test_steps_per_second_are_measured_without_the_start_and_the_end_of_a_run():
     # two environments in turn with 5 agents each: 10 steps/s, except at the start and the end
     seconds = np.concatenate([[0.0, 7.0, 8.0, 9.0], 9.0 + np.arange(1, 9) * 0.5, [99.0, 200.0]])
     exchanges = np.stack([seconds, np.full(14, 5.0)], axis=1)
     assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
 
 
-def test_compute_rate_excludes_environment_and_compile_time(tmp_path):
+def test_training_steps_per_second_of_computation_exclude_environment_and_compile_time(tmp_path):
     place = tmp_path / "ours-3/run_logs/seconds.json"
     place.parent.mkdir(parents=True)
     curve = SimpleNamespace(steps=[500, 1000])
@@ -83,7 +83,7 @@ def test_slowed_environment_logs_time_and_agents_of_each_exchange(slept, tmp_pat
     assert profiles.taken(tmp_path) == []
 
 
-def test_players_of_a_pitch_are_in_teams_of_two_and_end_together():
+def test_players_of_the_pitch_workload_are_in_teams_of_two_that_end_together():
     game = profiles.Pitches(seed=1, n_agents=12)
     game.reset()
     n_ended = 0
@@ -103,7 +103,7 @@ def test_players_of_a_pitch_are_in_teams_of_two_and_end_together():
     assert n_ended > 0
 
 
-def test_shares_are_computed_within_each_round_and_predictions_compared_with_measured_rates():
+def test_profile_table_compares_rates_within_each_round_and_predictions_with_measured_rates():
     rates = {
         "environment": [100.0, 200.0, 400.0],
         "compute": [300.0, 300.0, 300.0],

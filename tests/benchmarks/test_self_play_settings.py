@@ -10,7 +10,7 @@ from pipeline.settings import load_run_settings
 TAG = self_play.ROOT / self_play.CONFIGURATIONS["tag"]
 
 
-def test_full_run_keeps_max_steps_of_the_file_and_short_run_has_four_team_changes():
+def test_self_play_benchmark_keeps_max_steps_or_fits_four_team_changes_into_the_given_steps():
     original = load_run_settings(TAG).behaviors
     adapted = self_play.adapted(TAG, None).behaviors
     for name, behavior in adapted.items():
@@ -22,7 +22,7 @@ def test_full_run_keeps_max_steps_of_the_file_and_short_run_has_four_team_change
         assert (behavior.max_steps, behavior.self_play.team_change) == (1000, 250)
 
 
-def test_a_run_without_steps_is_refused(monkeypatch, capsys):
+def test_self_play_benchmark_refuses_a_run_with_0_steps(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["self_play.py", "tag", "--steps", "0"])
     with pytest.raises(SystemExit) as ended:
         self_play.main()

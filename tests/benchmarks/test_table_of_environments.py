@@ -65,7 +65,7 @@ def program(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hallway", "tag", "gymnasium:CartPole-v1"])
-def test_conforming_environment_has_no_failures(name, tmp_path):
+def test_environment_that_follows_the_protocol_passes_all_checks(name, tmp_path):
     (listed,) = catalogue.chosen([name])
     outcome = environments.run(listed, tmp_path, n_steps=N_STEPS)
     assert outcome.failures == []
@@ -105,7 +105,9 @@ def test_child_process_that_an_executable_leaves_is_found_and_killed(program, tm
 
 
 @pytest.mark.slow
-def test_command_fails_if_an_environment_fails(program, monkeypatch, capsys):
+def test_command_for_the_table_of_environments_fails_if_an_environment_fails(
+    program, monkeypatch, capsys
+):
     monkeypatch.setattr(catalogue.Listed, "build", lambda _self, _folder: program(RAISES))
     monkeypatch.setattr(sys, "argv", ["environments.py", "grid_world", "--steps", str(N_STEPS)])
     monkeypatch.setattr(environments, "score", lambda _listed, _kind: "")
@@ -149,7 +151,7 @@ def test_new_table_replaces_the_table_between_its_markers(page):
         tables.put(page, "b", ["k"], [])
 
 
-def test_single_rows_of_the_table_are_replaced_in_place(page):
+def test_measuring_single_environments_replaces_only_their_rows_of_the_table(page):
     header = ["k", "l", "v", "w"]
     old = [["1", "a", "x", ""], ["1", "b", "", ""], ["2", "", "y", "z"]]
     tables.put(page, "a", header, old, n_keys=2)

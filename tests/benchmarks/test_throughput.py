@@ -9,7 +9,9 @@ import throughput
 
 
 @pytest.mark.parametrize(("options", "least"), [([], 24_000), (["--compile"], 48_000)])
-def test_too_few_steps_for_a_rate_are_refused_at_once(options, least, monkeypatch, capsys):
+def test_throughput_benchmark_refuses_too_few_steps_before_training(
+    options, least, monkeypatch, capsys
+):
     def nothing_is_made(_name):
         raise AssertionError
 

@@ -21,7 +21,7 @@ def summaries(*means, every=100, first=100):
         ([1, 90, 90, 90, 90, 90, 1], 200),
     ],
 )
-def test_target_is_reached_at_the_first_of_five_summaries(means, steps):
+def test_target_is_reached_at_the_first_of_five_successive_summaries_above_the_target(means, steps):
     found = ttt.reached(summaries(*means), 90.0)
     assert (found and found[0]) == steps
 
@@ -45,7 +45,7 @@ def result(trainer, seconds, *, reached=True, steps=1000):
     return row | {"steps": steps, "reached": reached}
 
 
-def test_table_compares_with_the_better_trainer_of_the_peer():
+def test_time_to_target_table_compares_with_the_faster_trainer_of_mlagents():
     results = [
         *(result("xqc", seconds) for seconds in (20.0, 30.0)),
         *(result("sac", seconds) for seconds in (50.0, 900.0)),
@@ -59,14 +59,14 @@ def test_table_compares_with_the_better_trainer_of_the_peer():
     assert ppo == ["balance_ball", "6", "mlagents-learn, PPO", "2", "250", "1,000", ""]
 
 
-def test_ratio_is_a_lower_bound_if_the_peer_did_not_reach_the_target():
+def test_time_ratio_is_a_lower_bound_if_mlagents_did_not_reach_the_target():
     results = [result("xqc", 30.0), result("peer-ppo", 900.0, reached=False)]
     ours, peer = ttt.lines_of(results)
     assert ours[-1] == "> 30.0"
     assert peer[4] == "> 900"
 
 
-def test_trainers_of_both_programs_are_measured_in_turns():
+def test_time_to_target_measures_our_trainers_and_the_trainers_of_the_peer_alternately():
     turns = ["xqc", "peer-ppo", "ppo", "peer-sac", "sac"]
     assert ttt.TASKS["balance_ball"].trainers == turns
 
@@ -80,7 +80,7 @@ def test_every_trainer_of_a_task_has_settings_with_the_same_summary_frequency(ta
         assert behavior["threaded"] is not trainer.startswith("peer-")
 
 
-def test_finished_row_is_kept_unless_its_settings_have_changed(tmp_path):
+def test_finished_measurement_is_kept_unless_its_settings_have_changed(tmp_path):
     row = ttt.Row("balance_ball", 6.0, "ppo", 4, tmp_path)
     assert row.kept(row.file) is None
     row.file.write_text(json.dumps({"settings": row.digest(), "seconds": 5.0}))

@@ -123,7 +123,9 @@ def test_environment_started_by_a_wrapper_script_is_accepted(
 
 @linux
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_foreign_process_that_connects_first_is_refused_and_named(tmp_path, caplog, transport):
+def test_process_that_is_not_the_environment_and_connects_first_is_refused_and_named(
+    tmp_path, caplog, transport
+):
     os.mkfifo(tmp_path / "fifo")
     (program,) = script(tmp_path, f'read go < {tmp_path}/fifo; {START} "$@"')
     env = UnityEnvironment(program, connect=False, transport=transport, seed=7)
@@ -170,7 +172,7 @@ def of_another_user(monkeypatch) -> socket.socket:
 
 @linux
 @pytest.mark.parametrize("is_started_here", [False, True])
-def test_connection_of_another_user_is_refused(monkeypatch, is_started_here):
+def test_connection_from_a_process_of_another_user_is_refused(monkeypatch, is_started_here):
     check = PeerCheck(is_started_here=is_started_here)
     with socket.create_server(("127.0.0.1", 0)) as server, of_another_user(monkeypatch) as client:
         client.connect(server.getsockname())
@@ -183,7 +185,7 @@ def test_connection_of_another_user_is_refused(monkeypatch, is_started_here):
 
 
 @linux
-def test_client_with_ipv4_mapped_address_is_identified():
+def test_process_of_a_client_with_an_ipv4_mapped_address_is_identified():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_INET6) as client:
         client.connect((f"::ffff:{server.getsockname()[0]}", server.getsockname()[1]))
         with server.accept()[0] as accepted:
@@ -193,7 +195,9 @@ def test_client_with_ipv4_mapped_address_is_identified():
             assert PeerCheck().refusal_at(accepted) == "the client has disconnected already"
 
 
-def test_first_client_is_accepted_if_the_system_cannot_identify_clients(monkeypatch, caplog):
+def test_first_connecting_process_is_accepted_if_the_system_cannot_identify_processes(
+    monkeypatch, caplog
+):
     caplog.set_level("INFO")
     monkeypatch.setattr(peers, "_socket_of", lambda *_: None)
 
@@ -392,7 +396,7 @@ def refused(path, read):
 @pytest.mark.parametrize("is_digested", [True, False])
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of kinds that it calls unfinished
-def test_checkpoint_with_foreign_tensor_kinds_or_values_is_refused(kind, is_digested, tmp_path):
+def test_checkpoint_with_unsupported_tensor_types_or_values_is_refused(kind, is_digested, tmp_path):
     path = tmp_path / "checkpoint.pt"
     state = {"format": 1, "behavior": "Toy", "learner": {"step": 1, "algorithm": HOSTILE[kind]()}}
     if is_digested:

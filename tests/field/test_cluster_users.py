@@ -88,7 +88,7 @@ def test_run_is_saved_if_trainer_and_environments_get_sigterm_together(
 
 
 @pytest.mark.slow
-def test_last_resume_point_stays_if_environments_cannot_be_restarted(packed, tmp_path, monkeypatch):
+def test_last_saved_state_stays_if_environments_cannot_be_restarted(packed, tmp_path, monkeypatch):
     """The last resume point stays, and the message names its step."""
     stop = StopsAll(120, 119)
     message, settings = stopped(

@@ -85,7 +85,7 @@ def means(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str
     return {row["experiment"]: (row["score"], row["mean"]) for row in rows}
 
 
-def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
+def test_compare_leaves_out_an_evaluation_that_was_made_with_an_earlier_policy(project, capsys):
     assert means(project, capsys) == {"a": ("evaluated", "11.5"), "b": ("evaluated", "21.5")}
     trained(project, "a", 1, "longer", end=7.0)
     exported(project, "a", 1)
@@ -100,7 +100,9 @@ def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
     assert told not in compared(project, capsys)
 
 
-def test_evaluation_counts_if_its_policy_is_restored_absent_or_unrecorded(project, capsys):
+def test_evaluation_is_compared_if_its_policy_is_restored_or_absent_or_has_no_recorded_digest(
+    project, capsys
+):
     """`dvc checkout` restores the policy, a clone has none, and older files have no digest."""
     before = means(project, capsys)
     policy = trained(project, "a", 1, "other", end=1.0)
@@ -122,7 +124,7 @@ def test_evaluation_counts_if_its_policy_is_restored_absent_or_unrecorded(projec
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("name", ["mean_return", "ci_high"])
-def test_a_metric_that_is_not_finite_is_refused(value, name, project, refused):
+def test_metrics_file_with_a_value_that_is_not_finite_is_refused(value, name, project, refused):
     path = project / "results/evaluate/a/seed1/metrics.json"
     path.write_text(json.dumps({"Walker": {"mean_return": 1.0, name: 5}}).replace("5", value))
     message = refused("compare", project / "results/train/a", project / "results/train/b")
@@ -151,9 +153,7 @@ def evaluated_runs(
 PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
 
 
-def test_conclusion_from_three_seeds_and_unequal_budgets_is_stated_with_reservations(
-    tmp_path, capsys
-):
+def test_compare_states_reservations_about_three_seeds_and_unequal_training_steps(tmp_path, capsys):
     """PPO with 12,000 steps and SAC with 8,000: the conclusion and its reservations."""
     evaluated_runs(tmp_path, "a", PPO, steps=12_000)
     evaluated_runs(tmp_path, "b", SAC, steps=8_000)
@@ -296,7 +296,7 @@ def test_model_without_deterministic_actions_is_evaluated_stochastically(age, he
 
 
 @pytest.mark.parametrize("models", [["a.onnx", "b.onnx"], ["."]], ids=["two files", "a folder"])
-def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, capsys):
+def test_evaluate_plays_both_policies_of_a_game_with_two_behaviors(models, here, capsys):
     guesser(here / "a.onnx")
     guesser(here / "b.onnx", deterministic=False)
     (here / "a").mkdir()
@@ -306,7 +306,7 @@ def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, cap
     assert "; b has no deterministic actions" in last
 
 
-def test_behavior_without_agents_yet_is_not_reported_as_ignored(caplog):
+def test_announced_behavior_that_has_no_agents_yet_is_not_reported_as_ignored(caplog):
     message = m.UnityMessageProto(header={"status": 200})
     for name in ("a?team=0", "b?team=0"):
         message.unity_output.rl_initialization_output.brain_parameters.add(brain_name=name)
@@ -444,7 +444,7 @@ def test_report_has_the_same_bytes_after_another_commit(reported):
     assert b"git log -1 dvc.lock" in first["report.html"]
 
 
-def test_report_shows_no_video_of_an_earlier_policy(project):
+def test_report_leaves_out_a_video_that_shows_an_earlier_policy(project):
     filmed = {"seeds": [1, 2], "evaluation": {"episodes": 4, "seed": 1, "video": True}}
     params = params_of(project, behavior="Walker", a=filmed)
     for seed in (1, 2):
@@ -462,7 +462,9 @@ def test_report_shows_no_video_of_an_earlier_policy(project):
     assert films() == []
 
 
-def test_a_card_has_no_score_of_an_earlier_policy(project, monkeypatch):
+def test_model_card_leaves_out_a_score_that_was_measured_with_an_earlier_policy(
+    project, monkeypatch
+):
     monkeypatch.chdir(project)
     assert card._of_dag("a", 1, "walk", []).metrics["Walker"]["mean_return"] == 11.0
     trained(project, "a", 1, "other", end=1.0)

@@ -94,7 +94,7 @@ def test_name_that_dvc_does_not_read_as_text_must_be_quoted(project: Path, old: 
         )
 
 
-def test_numeric_behavior_name_among_text_names_must_be_quoted(project: Path):
+def test_behavior_name_that_is_a_number_must_be_quoted_among_other_names(project: Path):
     """DVC sorts the keys of each map in its record."""
     described(project, "{Ball: {max", "{7: {max_steps: 3}, Ball: {max")
     assert refusal(SettingsError, check_settings, load_params(project)) == (
@@ -124,7 +124,7 @@ TEXTS = (
 )
 
 
-def test_scalar_types_agree_with_the_yaml_reader_of_dvc(project: Path):
+def test_check_for_names_that_dvc_cannot_read_agrees_with_the_yaml_reader_of_dvc(project: Path):
     read = {"int": "a number", "float": "a number", "bool": "a truth value", "NoneType": "nothing"}
     read |= {"date": "a date", "datetime": "a date", "TimeStamp": "a date"}
     for text in TEXTS:
@@ -264,7 +264,7 @@ def test_prune_deletes_exactly_the_results_that_params_yaml_no_longer_has(pruned
         assert caplog.messages == []
 
 
-def test_stage_that_exists_only_in_dvc_lock_is_left_over(pruned, caplog):
+def test_plan_with_prune_removes_stages_that_only_dvc_lock_contains(pruned, caplog):
     for path in sum(GONE.values(), ()):
         Path(path).unlink()
     shutil.rmtree("results/train/old")
@@ -305,7 +305,9 @@ SHARED = {
 
 
 @pytest.mark.parametrize("form", SHARED)
-def test_alias_between_two_experiments_logs_a_warning(project: Path, tmp_path: Path, caplog, form):
+def test_yaml_alias_shared_by_two_experiments_logs_a_warning(
+    project: Path, tmp_path: Path, caplog, form
+):
     """Regression: `dvc exp run -S experiments.other...` silently changed both experiments."""
     text = PARAMS.replace("  base:\n", "  base: &b\n").replace("overrides: {", "overrides: &o {")
     first = text.partition("experiments:\n  base: &b\n")[2].partition("sweeps:")[0]
@@ -339,7 +341,7 @@ FUTURE = (
 
 
 @pytest.mark.parametrize("place", FUTURE)
-def test_file_dated_in_the_future_is_refused_before_snakemake_runs(
+def test_file_with_a_modification_time_in_the_future_is_refused_before_snakemake_runs(
     project: Path, monkeypatch, place: str
 ):
     """Regression: Snakemake ran each job to its end, and then deleted its outputs."""

@@ -197,7 +197,7 @@ def test_unknown_device_is_refused_with_devices_of_this_machine(refused, monkeyp
     assert [path.name for path in Path().iterdir()] == ["c.yaml"]
 
 
-def test_folder_without_visible_program_is_refused(refused, tmp_path, monkeypatch):
+def test_folder_given_as_env_without_a_visible_program_is_refused(refused, tmp_path, monkeypatch):
     """Regression: the error listed the scripts of .git/hooks, or was a traceback."""
     for name in (".git/hooks/pre-push", "gone/a", "text"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,9 @@ AXES = ", because an image has three axes, or two of bytes"
         (spaces.Box(0, 1, (4, 20, 24, 3)), AXES),
     ],
 )
-def test_space_that_is_no_image_stays_a_vector_and_logs_the_reason(caplog, space, why):
+def test_observation_of_a_space_that_is_no_image_stays_a_vector_and_the_reason_is_logged(
+    caplog, space, why
+):
     caplog.set_level(logging.INFO)
     array = observed(space, space.sample(), visual="always")
     assert array.shape == (np.prod(space.shape),)
@@ -187,11 +189,13 @@ def observed_all(space, value):
         (spaces.Discrete(3, start=-1), np.float32(1), [0, 0, 1]),
     ],
 )
-def test_observation_of_another_dtype_gives_the_same_values(space, value, expected):
+def test_observation_with_another_dtype_than_its_space_gives_the_same_values(
+    space, value, expected
+):
     assert observed_all(space, value) == [expected]
 
 
-def test_multidiscrete_observation_that_counts_from_1_is_refused():
+def test_multidiscrete_observation_whose_values_start_at_1_instead_of_0_is_refused():
     """stable-baselines#61, ray#23527."""
     sim = simulator(*(field_environments.OneBasedParts() for _ in range(8)))
     with pytest.raises(UnityObservationException, match="part 0 is 3, allowed are 0 to 2"):
@@ -201,7 +205,7 @@ def test_multidiscrete_observation_that_counts_from_1_is_refused():
 # The mask inside the observation.
 
 
-def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
+def test_key_action_mask_in_a_dict_observation_is_used_as_the_action_mask(caplog):
     """ray#9536, ray#20390."""
     caplog.set_level(logging.INFO)
     sim = simulator(*(field_environments.MaskInsideObservation() for _ in range(2)))
@@ -296,7 +300,7 @@ TREE = spaces.Dict(
 )
 
 
-def test_mask_in_the_form_of_space_sample_allows_the_same_actions():
+def test_action_mask_in_the_form_of_space_sample_allows_the_same_actions_as_space_sample():
     """Each part has the form of its space; None allows all."""
     mask = {
         "aim": None,
@@ -327,7 +331,7 @@ def test_mask_in_the_form_of_space_sample_allows_the_same_actions():
         (spaces.Discrete(3), [1, 0], "has 2 entries; give 3 entries"),
     ],
 )
-def test_action_mask_of_a_wrong_form_is_refused(space, mask, said):
+def test_action_mask_with_a_wrong_structure_or_length_is_refused(space, mask, said):
     with pytest.raises(UnityEnvironmentException, match="mine: its action mask has ") as refused:
         Actions(space, where="mine").forbidden(mask)
     assert said in str(refused.value)
@@ -366,7 +370,7 @@ def test_action_mask_of_the_last_observation_of_an_episode_may_forbid_every_acti
     assert decisions.action_mask[0].tolist() == [[False, False, True]]
 
 
-def test_mask_part_of_a_wrong_size_is_refused_or_stays_an_observation():
+def test_key_action_mask_of_a_wrong_size_is_refused_and_key_mask_stays_an_observation():
     with pytest.raises(SettingsError, match=r"'action_mask' has 6 entries, but .* have 5 choices"):
         masked(spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3]), np.ones((2, 3)))
     image = masked(spaces.Box(0, 1, (2, 3)), spaces.Discrete(2), np.ones((2, 3)), mask_key="mask")
@@ -378,7 +382,7 @@ def test_mask_part_of_a_wrong_size_is_refused_or_stays_an_observation():
     assert len(next(iter(steering.behavior_specs.values())).observation_specs) == 2
 
 
-def test_observation_without_its_action_mask_is_refused():
+def test_observation_that_lacks_the_action_mask_of_its_space_is_refused():
     space = field_environments.MaskInsideObservation.observation_space
     sim = simulator(Masked(space, spaces.Discrete(3), {"observations": np.ones(1, np.float32)}))
     with pytest.raises(
@@ -416,7 +420,7 @@ def types_of(action):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_action_has_the_types_of_a_space_sample(name):
+def test_environment_receives_actions_with_the_types_of_a_space_sample(name):
     space = ACTIONS[name]
     codec = Actions(space, where="mine")
     for action in codec.native(codec.spec.random_action(3, np.random.default_rng(0))):

@@ -67,7 +67,9 @@ def flipped_content() -> bytes:
     ],
     ids=["gz content", "gz checksum", "bz2", "xz", "xz without its end", "zip"],
 )
-def test_damaged_archive_is_refused_with_its_file_name(private_cache, web, name, archive):
+def test_damaged_environment_archive_is_refused_with_its_file_name(
+    private_cache, web, name, archive
+):
     with pytest.raises(FetchError, match=rf"{name}: .*(cannot be read: |or is damaged)"):
         fetched(web, name, archive)
     assert not any((private_cache / "environments").glob("*.unpacking"))
@@ -152,7 +154,7 @@ def test_login_is_advised_only_if_the_hub_refuses_access(hub, refused, monkeypat
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 @pytest.mark.parametrize("part", ["/objects/", "/commit/"])
-def test_failed_push_can_be_repeated(hub, tmp_path, capsys, part):
+def test_failed_push_to_the_hub_can_be_repeated(hub, tmp_path, capsys, part):
     folder = tmp_path / "card"
     folder.mkdir()
     (folder / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")

@@ -164,7 +164,7 @@ def test_recorded_action_mask_survives_import_and_export(register, tmp_path):
 
 
 @pytest.mark.parametrize(("brightest", "divisor"), [(1, 1), (255, 255)])
-def test_byte_images_of_a_table_are_divided_by_255_only_if_a_value_exceeds_1(
+def test_byte_images_in_an_imported_table_are_divided_by_255_only_if_a_value_exceeds_1(
     tmp_path, brightest, divisor
 ):
     images = np.zeros((3, 1, 2, 2), np.uint8)

@@ -183,7 +183,9 @@ def test_configuration_of_mlagents_025_without_behaviors_is_read(tmp_path: Path)
         ("  args:\n", "  state: {a: 1}\n  args:\n", 2),
     ],
 )
-def test_other_yaml_tags_are_refused(tmp_path: Path, old: str, new: str, line: int):
+def test_configuration_with_yaml_tags_that_mlagents_025_does_not_write_is_refused(
+    tmp_path: Path, old: str, new: str, line: int
+):
     path = tmp_path / "configuration.yaml"
     path.write_text(WRITTEN.replace(old, new, 1))
     with pytest.raises(SettingsError, match=rf"\.yaml:{line}: .*(is not allowed|has only)"):
@@ -321,7 +323,9 @@ ABOVE = "belongs to the top level of the file; indent it as 'behaviors:' is"
         ),
     ],
 )
-def test_key_at_a_wrong_level_is_refused_when_the_file_is_read(text, said, tmp_path: Path):
+def test_configuration_key_at_a_wrong_nesting_level_is_refused_when_the_file_is_read(
+    text, said, tmp_path: Path
+):
     """ml-agents#4140, #4200, #6090: "can be used", and "has not been specified" much later."""
     path = tmp_path / "c.yaml"
     path.write_text(text)
@@ -394,7 +398,7 @@ def test_misspelt_env_path_is_refused_with_the_existing_program(env, hint, games
         (["c.yaml", "--no-graphics=False"], "--no-graphics takes no value; leave it out; `"),
     ],
 )
-def test_unquoted_path_or_switch_with_value_is_refused_with_correction(
+def test_unquoted_path_and_flag_with_a_value_are_refused_with_a_correction(
     words, said, games: Path, capsys
 ):
     with pytest.raises(SystemExit, match="2"):
@@ -402,7 +406,7 @@ def test_unquoted_path_or_switch_with_value_is_refused_with_correction(
     assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
-def test_words_after_env_args_are_not_checked_as_paths(games: Path):
+def test_words_after_the_option_env_args_are_not_checked_as_paths(games: Path):
     rest = ["my", "games/Tennis", "--resume=True"]
     words = ["learn", "c.yaml", "--env", "Game", "--env-args", *rest]
     assert cli.parser_for(words).parse_args(words).env_args == rest
@@ -419,7 +423,9 @@ def test_misspelt_trainer_file_is_refused_with_the_existing_file(games: Path):
     ("section", "kind"),
     [("behaviors.B", "ppo"), ("behaviors.B", "poca"), ("default_settings", "ppo")],
 )
-def test_value_below_the_end_of_its_schedule_is_reported_as_rising(section, kind, tmp_path, capsys):
+def test_config_check_reports_values_that_would_rise_because_their_linear_schedule_ends_higher(
+    section, kind, tmp_path, capsys
+):
     """The linear schedules end at 0.1 and 1e-5, as in ML-Agents: smaller values rise."""
     path = tmp_path / "c.yaml"
     values = "epsilon: 0.05, beta: 0, learning_rate: 1.0e-11"
@@ -440,7 +446,7 @@ def test_value_below_the_end_of_its_schedule_is_reported_as_rising(section, kind
     assert "rises" not in capsys.readouterr().out
 
 
-def test_values_at_the_end_of_their_schedule_are_not_reported_as_rising(tmp_path, capsys):
+def test_config_check_accepts_values_equal_to_the_end_of_their_linear_schedule(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(
         "behaviors:\n  A: {trainer_type: ppo, hyperparameters: {epsilon: 0.1, beta: 1.0e-5}}\n"
@@ -518,7 +524,7 @@ def test_mistake_in_settings_given_in_python_is_reported_under_settings():
     assert message.startswith("settings: behaviors.B: unknown key 'max_step'")
 
 
-def test_values_key_of_a_sweep_parameter_is_refused_with_the_list_form():
+def test_sweep_parameter_with_the_key_values_is_refused_with_the_correct_list_form():
     node = from_plain({"values": [1, 2]}, "params.yaml", 7)
     message = refusal(SettingsError, Axis.from_node, node, "sweeps.s.parameters.B.max_steps")
     assert message.endswith("max_steps.values: write the list itself: max_steps: [...]")

@@ -94,7 +94,9 @@ def test_repeated_training_with_the_same_bytes_keeps_its_mlflow_row(project: Pat
     assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
 
 
-def test_restored_settings_find_the_mlflow_row_of_their_policy_again(project):
+def test_stages_with_restored_settings_write_to_the_mlflow_row_of_the_restored_policy_again(
+    project,
+):
     """An interrupted training in between does not take the row of the restored policy."""
 
     def run(*stages, **options) -> str:
@@ -296,7 +298,7 @@ def test_copied_or_moved_store_is_refused_and_not_written_to(
     assert files_in(project) == before
 
 
-def test_artifacts_stored_elsewhere_are_not_taken_for_a_moved_store(tmp_path: Path):
+def test_mlflow_artifacts_in_another_place_are_not_taken_for_a_moved_store(tmp_path: Path):
     def refuse(place: str) -> None:
         experiments = SimpleNamespace(
             search_experiments=lambda **_: [SimpleNamespace(artifact_location=place)]
@@ -420,7 +422,9 @@ def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 RACE = json.dumps({"error_code": "BAD_REQUEST", "message": "UNIQUE constraint failed"})
 
 
-def test_concurrent_creation_and_server_restart_lose_no_mlflow_row(server: Server, tmp_path: Path):
+def test_two_stages_that_start_at_once_and_a_server_restart_lose_no_mlflow_row(
+    server: Server, tmp_path: Path
+):
     """mlflow#6358: two stages begin at once, and one loses the race for a tag."""
     root = tmp_path / "project"
     server.failing = {

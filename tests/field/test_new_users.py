@@ -310,7 +310,7 @@ def test_upgrade_prints_counts_and_lists_keys_only_with_verbose(here, capsys):
 
 
 @pytest.mark.parametrize("started_by", ["dvc", "pipeline run", "snakemake"])
-def test_settings_of_a_training_are_in_its_log(here, monkeypatch, started_by):
+def test_settings_of_a_training_run_are_written_to_its_log(here, monkeypatch, started_by):
     """Regression: `dvc repro` printed 40 lines of settings; other engines print into a log."""
     monkeypatch.delenv("DVC_STAGE", raising=False)
     if started_by != "snakemake":

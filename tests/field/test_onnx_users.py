@@ -206,7 +206,7 @@ def meanings_in(path: Path) -> dict[str, str]:
     return {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
 
 
-def test_exported_file_describes_the_scale_of_its_tensors(tmp_path):
+def test_exported_onnx_file_describes_the_scale_of_its_inputs_and_outputs(tmp_path):
     """The environment's bounds reach the file through the checkpoint, as in both engines."""
     settings = {
         "trainer_type": "ppo",
@@ -226,7 +226,7 @@ def test_exported_file_describes_the_scale_of_its_tensors(tmp_path):
     assert "obs_1, image of 1 x 20 x 20: depth; 0 to 1 stand for -1 to 1" in check(path)
 
 
-def test_scale_descriptions_cross_the_wire_and_do_not_affect_equality():
+def test_descriptions_of_scales_reach_the_trainer_and_do_not_affect_equality_of_behaviors():
     """In the field that ML-Agents' announcement has for descriptions of actions."""
     simulator = GymnasiumSimulator(id=[Steering()], visual="always")
     ((name, spec),) = simulator.behavior_specs.items()
@@ -237,7 +237,7 @@ def test_scale_descriptions_cross_the_wire_and_do_not_affect_equality():
     assert meanings(heard) == {f"pipeline.meaning.{key}": text for key, text in MEANINGS.items()}
 
 
-def test_exported_file_for_a_unity_player_describes_default_scales():
+def test_exported_onnx_file_for_a_unity_player_describes_the_default_scales():
     spec = BehaviorSpec([ObservationSpec.visual(3, 20, 20, "eye")], ActionSpec(2, (3,)))
     texts = {
         "obs_0": "eye; 0 to 1; bytes were divided by 255",
@@ -286,7 +286,9 @@ def test_onnx_check_reports_each_wrong_file_of_several(hybrid, fixtures, tmp_pat
     assert capsys.readouterr().out == out
 
 
-def test_onnx_check_compares_with_a_demonstration_or_an_environment(hybrid, tmp_path, capsys):
+def test_onnx_check_compares_a_model_with_a_demonstration_or_an_environment(
+    hybrid, tmp_path, capsys
+):
     path, spec = hybrid
     other = spec._replace(action_spec=ActionSpec(2, (4,)))
     for name, recorded in (("same", spec), ("other", other)):
@@ -311,7 +313,7 @@ def test_onnx_check_compares_with_a_demonstration_or_an_environment(hybrid, tmp_
     assert "does not fit the behavior 3DBall of balance_ball: " in line
 
 
-def test_onnx_check_compares_with_the_behavior_that_has_the_name_of_the_file():
+def test_onnx_check_compares_a_model_with_the_behavior_that_has_the_name_of_the_file():
     class Two:
         behavior_specs: ClassVar = {"A?team=0": "first", "Guess?team=1": "second"}
 

@@ -72,7 +72,7 @@ def test_unusable_sweep_value_is_refused_before_the_first_trial(tmp_path: Path, 
     assert said in message
 
 
-def test_contradicting_sweep_values_of_two_keys_are_refused(tmp_path: Path):
+def test_sweep_values_of_two_keys_that_contradict_each_other_are_refused(tmp_path: Path):
     """Each value is allowed together with another value of the other key."""
 
     def search(lengths: str, sizes: str) -> Params:

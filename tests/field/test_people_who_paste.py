@@ -125,7 +125,7 @@ def test_printed_evaluate_command_plays_the_trained_policy(
     assert pasted(push) == ["pipeline", "push", f"cards/{ODD}", "--repo-id", "NAME/POLICY"]
 
 
-def test_printed_command_for_a_run_without_policy_resumes_that_run(
+def test_command_printed_for_a_run_without_a_policy_resumes_the_run(
     tmp_path: Path, monkeypatch, pasted, capsys
 ):
     """Regression: the printed command lacked the trainer file."""

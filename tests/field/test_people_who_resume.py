@@ -59,7 +59,7 @@ def message_of(agents):
     ("n_messages", "n_left"),
     [(STALE_AFTER_MESSAGES - 100, 140), (STALE_AFTER_MESSAGES + 100, 41)],
 )
-def test_learner_forgets_silent_agents_only_after_the_limit_of_messages(
+def test_learner_forgets_agents_only_after_many_messages_without_those_agents(
     trainer, network, n_messages, n_left
 ):
     learner = learner_of(trainer, network)
@@ -140,7 +140,7 @@ def test_progress_csv_saved_by_a_spreadsheet_is_read_and_continued(kind, tmp_pat
     assert [file.name for file in tmp_path.iterdir()] == ["progress.csv"]
 
 
-def test_progress_csv_without_header_is_continued_or_kept_aside(tmp_path, caplog):
+def test_progress_csv_without_a_header_is_continued_or_kept_under_another_name(tmp_path, caplog):
     """A file with only the standard columns is continued; other files are kept aside."""
     path = tmp_path / "progress.csv"
     CsvSink(path).on_summary("B", {names.REWARD: 0.5}, 1000)
@@ -172,7 +172,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_unreadable_progress_csv_is_kept_aside_and_training_continues(damage, tmp_path, caplog):
+def test_unreadable_progress_csv_is_kept_under_another_name_and_training_continues(
+    damage, tmp_path, caplog
+):
     """The unreadable file is kept under another name, and training goes on."""
     path = curve(tmp_path)
     content = DAMAGES[damage](path.read_bytes())
@@ -198,7 +200,9 @@ STATUSES = [
 
 
 @pytest.mark.parametrize("content", STATUSES, ids=range(len(STATUSES)))
-def test_unreadable_training_status_is_kept_aside_and_replaced(content, tmp_path, caplog):
+def test_unreadable_training_status_file_is_kept_under_another_name_and_replaced(
+    content, tmp_path, caplog
+):
     status = StatusFile(tmp_path)
     status.path.parent.mkdir()
     status.path.write_bytes(content)
@@ -223,7 +227,7 @@ def test_training_status_in_another_encoding_is_read(encoding, tmp_path, caplog)
     assert not caplog.records
 
 
-def test_unreadable_updates_csv_and_metrics_jsonl_are_kept_aside(tmp_path, caplog):
+def test_unreadable_updates_csv_and_metrics_jsonl_are_kept_under_another_name(tmp_path, caplog):
     """Other files of a run that are continued: updates and metrics."""
     update = Update(step=1, update_s=0.1, n_episodes=0, recent_returns=[])
     path = tmp_path / "B.csv"

@@ -97,7 +97,7 @@ def test_evaluation_ends_although_an_agent_never_acts():
     assert {episode.episode_return for episode in by_behavior["p?team=1"]} == {1.0}
 
 
-def test_terminal_step_of_an_agent_that_never_acted_is_sent_once_per_game():
+def test_agent_that_never_acted_gets_one_terminal_step_per_game():
     sim = PettingZooSimulator(id=[Folds()])
     steps = sim.reset()
     for _ in range(3):

@@ -122,7 +122,7 @@ def lines(caplog) -> list[str]:
     ],
     ids=["no behavior", "a behavior without agents", "all agents done", "agents stop appearing"],
 )
-def test_player_without_deciding_agents_logs_one_warning(caplog, messages, said):
+def test_player_whose_agents_ask_for_no_decision_causes_one_warning(caplog, messages, said):
     with connected(Player(*messages)) as env:
         for _ in range(3):  # the first steps may be of agents that ask
             env.step()
@@ -144,7 +144,7 @@ def test_player_without_deciding_agents_logs_one_warning(caplog, messages, said)
         assert len(lines(caplog)) == 2  # ten times as long
 
 
-def test_slow_player_without_deciding_agents_logs_a_warning_after_30_s(caplog):
+def test_slow_player_whose_agents_ask_for_no_decision_causes_a_warning_after_30_s(caplog):
     player = Player(sent(asking=1), sent(announces=False), seconds=4.0)
     with connected(player) as env:
         for _ in range(7):
@@ -155,7 +155,7 @@ def test_slow_player_without_deciding_agents_logs_a_warning_after_30_s(caplog):
         assert "in 7 messages and 30 s of waiting" in lines(caplog)[0]
 
 
-def test_hanging_player_logs_a_warning_before_its_time_out(caplog):
+def test_hanging_player_causes_a_warning_before_its_time_out(caplog):
     player = Player(sent(asking=2))
     with connected(player, timeout_wait=3600) as env:
         env.step()
@@ -167,7 +167,7 @@ def test_hanging_player_logs_a_warning_before_its_time_out(caplog):
     assert len(later) == 2  # after 300 and 3000 s
 
 
-def test_player_with_pauses_between_decisions_logs_no_warning(caplog):
+def test_player_with_pauses_between_decisions_causes_no_warning(caplog):
     messages = [sent(asking=1), *[sent(announces=False, ended=1)] * (LIMIT - 1)]
     with connected(Player(*messages, *messages[:1], *messages[1:], *messages[:1])) as env:
         for _ in range(2 * LIMIT):
@@ -219,7 +219,9 @@ class OfAnotherClass:
         (OfAnotherClass, "OfAnotherClass"),
     ],
 )
-def test_in_process_environment_without_deciding_agents_logs_a_warning(caplog, make, kind):
+def test_in_process_environment_whose_agents_ask_for_no_decision_causes_a_warning(
+    caplog, make, kind
+):
     # PettingZoo#513, PettingZoo#881: agents that have ended stay in `agents`
     with WorkerSet([make(), make()]) as workers:
         workers.reset()
@@ -359,7 +361,7 @@ def test_error_of_a_failed_player_quotes_its_log_and_output(tmp_path, mode, kind
 
 
 @pytest.mark.parametrize("nan_at", [2, 40])
-def test_error_of_a_build_that_keeps_failing_says_how_to_resume(
+def test_error_about_an_environment_that_keeps_failing_says_how_to_resume(
     tmp_path, monkeypatch, capsys, nan_at
 ):
     """The error says how to resume if there is a checkpoint."""

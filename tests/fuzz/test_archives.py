@@ -128,7 +128,9 @@ _FAILED_ONCE = (
 
 
 @fuzz(_ARCHIVES, examples=150, explicit=_FAILED_ONCE)
-def test_archives_are_unpacked_into_their_folder_or_refused(data: bytes, folder: Path) -> None:
+def test_random_archives_are_unpacked_into_the_target_folder_or_refused(
+    data: bytes, folder: Path
+) -> None:
     archive, out = folder / "archive", folder / "out"
     archive.write_bytes(data)
     out.parent.joinpath("beside").write_text("precious")

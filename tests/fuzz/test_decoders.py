@@ -124,7 +124,9 @@ def _actions(draw: Any) -> tuple[ActionSpec, bytes]:
 
 
 @fuzz(_actions(), examples=200, size=lambda example: len(example[1]))
-def test_actions_are_read_or_refused(example: tuple[ActionSpec, bytes], folder: Path) -> object:
+def test_both_decoders_give_equal_actions_or_errors_for_random_messages(
+    example: tuple[ActionSpec, bytes], folder: Path
+) -> object:
     spec, data = example
     message = m.UnityRLInputProto.ListAgentActionProto()
     try:

@@ -90,7 +90,7 @@ _FILES = usually(
 
 
 @fuzz(_FILES, examples=150)
-def test_demonstrations_are_read_or_refused(data: bytes, folder: Path) -> object:
+def test_changed_demonstration_files_are_read_or_refused(data: bytes, folder: Path) -> object:
     path = folder / "a.demo"
     path.write_bytes(data)
     if not command("demo", "info", path):

@@ -158,7 +158,9 @@ def _size(sent: list[bytes]) -> int:
 
 
 @fuzz(_conversations(), examples=120, size=_size)
-def test_hostile_environment_is_stepped_or_refused(sent: list[bytes], folder: Path) -> None:
+def test_messages_of_a_hostile_environment_are_accepted_or_refused(
+    sent: list[bytes], folder: Path
+) -> None:
     rng = np.random.default_rng(0)
     try:
         env = _connected(sent)
@@ -216,7 +218,7 @@ def _warm_up() -> None:
     warm_up=_warm_up,
     size=lambda example: _size(example[1]),
 )
-def test_hostile_environment_is_trained_on_or_refused(
+def test_training_in_a_hostile_environment_ends_normally_or_with_a_refusal(
     example: tuple[dict[str, Any], list[bytes]], folder: Path
 ) -> None:
     trainer, sent = example

@@ -315,7 +315,7 @@ def _amount(example: dict[str, Any]) -> int:
 
 
 @fuzz(_TALKS, examples=40, size=_amount)
-def test_h2_client_gets_every_answer_within_its_windows(
+def test_our_server_sends_every_answer_to_an_h2_client_within_the_flow_control_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(lambda wire: IncomingConnection(wire, METHOD), example)
@@ -336,7 +336,7 @@ def test_h2_client_gets_every_answer_within_its_windows(
 
 
 @fuzz(_TALKS, examples=40, size=_amount)
-def test_h2_server_gets_every_call_within_its_windows(
+def test_our_client_sends_every_call_to_an_h2_server_within_the_flow_control_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(OutgoingConnection, example)
@@ -386,7 +386,7 @@ def test_illegal_answer_ends_the_connection_or_gives_a_message(
     examples=25,
     size=lambda pair: sum(len(frame) for sent in pair for frame in sent),
 )
-def test_conversation_continues_while_other_connections_send_illegal_frames(
+def test_connection_of_an_environment_works_while_other_connections_send_illegal_frames(
     example: tuple[list[bytes], list[bytes]], folder: Path
 ) -> None:
     """One broken connection opens before the environment's, and others during its conversation."""

@@ -173,7 +173,7 @@ def test_archives_with_any_url_are_fetched_or_refused(
 
 
 @fuzz(_ARGUMENTS, examples=60, size=_size)
-def test_commands_use_or_refuse_files_with_any_name(name: str, folder: Path) -> object:
+def test_commands_accept_or_refuse_files_with_any_name(name: str, folder: Path) -> object:
     if name.startswith("-"):
         return False
     (folder / "config.yaml").write_text("behaviors: {A: {trainer_type: ppo}}\n")
@@ -192,7 +192,7 @@ def test_commands_use_or_refuse_files_with_any_name(name: str, folder: Path) -> 
 
 
 @fuzz(_TEXTS, examples=60, size=_size, warm_up=_warm_up)
-def test_any_paths_in_settings_are_used_or_refused(name: str, folder: Path) -> object:
+def test_files_with_any_name_in_settings_are_used_or_refused(name: str, folder: Path) -> object:
     text = (_ROOT / "params.yaml").read_text()
     (folder / "config").symlink_to(_ROOT / "config")
     (folder / "params.yaml").write_text(text.replace("config/ppo/3DBall.yaml", _quoted(name)))

@@ -97,7 +97,7 @@ def _size(example: tuple[int, bytes]) -> int:
 
 
 @fuzz(_models(), examples=60, size=_size)
-def test_onnx_models_pass_the_check_or_are_refused(
+def test_changed_onnx_models_pass_the_check_or_are_refused(
     example: tuple[int, bytes], folder: Path
 ) -> object:
     (folder / "a.onnx").write_bytes(example[1])
@@ -105,7 +105,9 @@ def test_onnx_models_pass_the_check_or_are_refused(
 
 
 @fuzz(_models(), examples=60, size=_size)
-def test_onnx_policies_act_or_are_refused(example: tuple[int, bytes], folder: Path) -> None:
+def test_changed_onnx_policies_choose_actions_or_are_refused(
+    example: tuple[int, bytes], folder: Path
+) -> None:
     kind, data = example
     (folder / "a.onnx").write_bytes(data)
     graph, obs, _ = _graph(kind)

@@ -263,12 +263,14 @@ def _train(kind: int, run_dir: Path, **options: Any) -> None:
 
 
 @fuzz(_runs(), examples=25, size=_size)
-def test_runs_are_resumed_or_refused(example: tuple[int, dict[str, bytes]], folder: Path) -> None:
+def test_runs_with_changed_files_are_resumed_or_refused(
+    example: tuple[int, dict[str, bytes]], folder: Path
+) -> None:
     _train(example[0], _written(example, folder), resume=True)
 
 
 @fuzz(_runs(), examples=15, size=_size)
-def test_checkpoints_initialize_a_run_or_are_refused(
+def test_changed_checkpoints_initialize_a_run_or_are_refused(
     example: tuple[int, dict[str, bytes]], folder: Path
 ) -> None:
     checkpoint = _written(example, folder) / "Toy/checkpoint.pt"
@@ -276,7 +278,7 @@ def test_checkpoints_initialize_a_run_or_are_refused(
 
 
 @fuzz(_runs(), examples=30, size=_size)
-def test_checkpoints_are_exported_or_refused(
+def test_changed_checkpoints_are_exported_or_refused(
     example: tuple[int, dict[str, bytes]], folder: Path
 ) -> None:
     checkpoint = _written(example, folder) / "Toy/checkpoint.pt"

@@ -149,7 +149,7 @@ _SAMPLERS = _spoiled(st.just(_SAMPLER))
 
 
 @fuzz(_TRAINERS, examples=120)
-def test_trainer_configurations_are_read_or_refused(data: bytes, folder: Path) -> object:
+def test_changed_trainer_configurations_are_read_or_refused(data: bytes, folder: Path) -> object:
     (folder / "config.yaml").write_bytes(data)
     return command("config", "check", "config.yaml")
 
@@ -170,7 +170,7 @@ def test_upgraded_configuration_is_complete_and_valid_or_not_written(
     examples=80,
     size=lambda example: len(example[0]) + len(example[1]),
 )
-def test_old_curricula_and_samplers_are_read_or_refused(
+def test_changed_curriculum_and_sampler_files_are_read_or_refused(
     example: tuple[bytes, bytes, str], folder: Path
 ) -> object:
     curriculum, sampler, name = example
@@ -192,13 +192,13 @@ _PARAMETERS = st.sampled_from(
 
 
 @fuzz(_spoiled(_PARAMETERS), examples=120)
-def test_params_yaml_gives_a_plan_or_is_refused(data: bytes, folder: Path) -> None:
+def test_changed_params_yaml_gives_a_plan_or_is_refused(data: bytes, folder: Path) -> None:
     (folder / "params.yaml").write_bytes(data)
     (folder / "config").symlink_to(_ROOT / "config")
     write_plan(load_params(Path("params.yaml")))
 
 
 @fuzz(_spoiled(st.just(_MANIFEST)), examples=40)
-def test_manifests_are_read_or_refused(data: bytes, folder: Path) -> object:
+def test_changed_manifests_are_read_or_refused(data: bytes, folder: Path) -> object:
     (folder / "manifest.yaml").write_bytes(data)
     return command("env", "list", "--manifest", "manifest.yaml")

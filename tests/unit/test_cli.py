@@ -75,7 +75,9 @@ NO_NEAREST = [
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
     ],
 )
-def test_unknown_word_is_refused_with_a_similar_word_or_an_alternative(capsys, words, answer):
+def test_unknown_word_on_the_command_line_is_refused_with_a_similar_word_or_an_alternative(
+    capsys, words, answer
+):
     with pytest.raises(SystemExit) as ended:
         cli.main(words.split())
     assert ended.value.code == 2

@@ -112,7 +112,9 @@ def test_missing_demonstrations_are_reported_together_with_other_mistakes(here, 
     assert second.startswith(f"error: {at}")
 
 
-def test_check_of_a_lone_curriculum_lists_its_parameters(here, capsys):
+def test_check_of_a_curriculum_file_without_a_trainer_file_lists_the_curriculum_parameters(
+    here, capsys
+):
     lines = run(capsys, "check", "Walker.json").splitlines()
     assert lines[:2] == [
         "Walker.json: can be used.",
@@ -121,14 +123,16 @@ def test_check_of_a_lone_curriculum_lists_its_parameters(here, capsys):
 
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
-def test_check_with_full_converts_a_lone_curriculum_or_sampler_file(here, capsys, file, name):
+def test_check_with_full_converts_a_curriculum_or_sampler_file_without_a_trainer_file(
+    here, capsys, file, name
+):
     settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
     assert list(settings) == ["environment_parameters"]
     assert list(settings["environment_parameters"]) == [name]
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_upgrade_accepts_its_files_in_any_order(here, capsys, turned):
+def test_upgrade_accepts_trainer_curriculum_and_sampler_files_in_any_order(here, capsys, turned):
     olds = ["old.yaml", "Walker.json", "sampler.yaml"]
     run(capsys, "upgrade", *(reversed(olds) if turned else olds), "-o", "new.yaml")
     expected = load_run_settings("old.yaml", curriculum="Walker.json", sampler="sampler.yaml")
@@ -317,7 +321,7 @@ def test_all_mistakes_of_a_file_are_reported_together(here, capsys, command):
         ),
     ],
 )
-def test_mistakes_with_one_cause_are_reported_once_and_only_20_are_printed(
+def test_mistakes_with_the_same_cause_are_reported_once_and_at_most_20_mistakes_are_printed(
     here, capsys, text, starts, n_lines
 ):
     (here / "t.yaml").write_text(text)

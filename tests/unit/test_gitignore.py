@@ -44,13 +44,13 @@ def outputs() -> dict[str, bool]:
     return kept_by_git
 
 
-def test_outputs_without_dvc_cache_are_not_ignored_by_git(repository):
+def test_outputs_that_dvc_does_not_cache_are_not_ignored_by_git(repository):
     small = [path for path, by_git in outputs().items() if by_git]
     assert len(small) > 8
     assert [path for path in small if is_ignored(repository, path)] == []
 
 
-def test_large_outputs_in_dvc_cache_are_ignored_by_git(repository):
+def test_large_outputs_that_dvc_caches_are_ignored_by_git(repository):
     by_dvc = [path for path, by_git in outputs().items() if not by_git]
     large = [path for path in by_dvc if not path.endswith((".json", ".csv"))]
     assert len(large) > 5
@@ -72,5 +72,5 @@ def test_large_outputs_in_dvc_cache_are_ignored_by_git(repository):
         ("results/train/rates/001/seed1/policy.pt", False),
     ],
 )
-def test_learn_runs_and_work_folders_are_ignored_by_git(repository, path, is_kept):
+def test_runs_of_pipeline_learn_and_work_folders_are_ignored_by_git(repository, path, is_kept):
     assert is_ignored(repository, path) != is_kept

@@ -40,7 +40,7 @@ from interpreter import python
         ),
     ],
 )
-def test_help_and_light_imports_load_no_heavy_module(code, heavy):
+def test_help_and_imports_that_need_no_torch_load_no_heavy_module(code, heavy):
     report_code = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
     assert python("-c", f"import sys\n{code}\n{report_code}").stderr == ""
 
@@ -58,7 +58,7 @@ def test_import_error_for_an_old_module_name_gives_the_new_module_name(old: str,
         importlib.import_module(old)
 
 
-def test_stage_command_of_an_older_project_is_refused_in_one_line():
+def test_removed_command_python_m_pipeline_stages_is_refused_in_one_line_with_its_successor():
     completed = subprocess.run(  # this interpreter
         [sys.executable, "-m", "pipeline.stages", "train"],
         capture_output=True,

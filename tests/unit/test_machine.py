@@ -22,7 +22,7 @@ print(json.dumps([os.getpid(), machine.facts()]))
 """
 
 
-def test_restart_in_portable_mode_keeps_the_process_and_sets_portable_kernels(tmp_path):
+def test_restart_in_portable_mode_keeps_the_process_id_and_sets_portable_kernels(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(BEGIN)
     command = [sys.executable, script]
@@ -36,7 +36,7 @@ def test_restart_in_portable_mode_keeps_the_process_and_sets_portable_kernels(tm
     assert facts["OpenBLAS threads"] == 1
 
 
-def test_process_in_portable_mode_is_not_restarted(monkeypatch):
+def test_process_that_is_already_in_portable_mode_is_not_restarted(monkeypatch):
     for name, value in machine.PORTABLE.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("began again"))
@@ -44,7 +44,7 @@ def test_process_in_portable_mode_is_not_restarted(monkeypatch):
     assert machine.summary(machine.facts()).startswith("portable")
 
 
-def test_processor_is_a_decisive_fact_only_outside_of_portable_mode():
+def test_processor_model_counts_as_a_cause_of_other_rounding_only_without_portable_mode():
     facts = {"portable": False, "processor": "one", "variables": {"A": "1"}, "torch": "AVX2"}
     assert machine.decisive(facts) == {"processor": "one", "torch": "AVX2", "A": "1"}
     assert machine.decisive(facts | {"portable": True}) == {"torch": "AVX2", "A": "1"}

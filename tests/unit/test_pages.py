@@ -32,11 +32,11 @@ def test_explanation_page_has_at_most_1200_words(page: Path):
     assert words(page.read_text("utf-8")) <= MOST_WORDS
 
 
-def test_word_count_excludes_code_and_tables():
+def test_word_count_of_a_page_excludes_code_and_tables():
     assert words("# A title\n\nTwo words.\n```\nx = 1\n```\n| a | b |\n|---|---|\n") == 5
 
 
-def test_names_on_the_page_reading_ppo_exist_in_the_code():
+def test_names_in_the_guide_to_the_ppo_source_exist_in_the_code():
     page = (ROOT / "docs/explanation/reading-ppo.md").read_text("utf-8")
     places = NAME_IN_FILE.findall(page)
     assert len(places) > 50

@@ -100,7 +100,7 @@ class Told(pipeline.Callback):
         self.seen.append(("end", result.behaviors["3DBall"].steps))
 
 
-def test_callbacks_get_every_event_and_result_has_curves(tmp_path: Path):
+def test_callbacks_get_every_event_and_the_training_result_contains_learning_curves(tmp_path: Path):
     callback = Told()
     result = train(tmp_path, callbacks=[callback])
     steps = result.behaviors["3DBall"].steps
@@ -115,7 +115,7 @@ def test_callbacks_get_every_event_and_result_has_curves(tmp_path: Path):
     assert np.isfinite([value for _, value in result.curves["3DBall"]["Losses/Policy Loss"]]).all()
 
 
-def test_sinks_may_be_names_or_objects_and_get_the_results(tmp_path: Path):
+def test_train_accepts_metric_sinks_as_names_or_objects_and_gives_them_the_results(tmp_path: Path):
     class Ended(pipeline.Sink):
         results: dict = {}  # noqa: RUF012  # of the only one
 
@@ -138,7 +138,7 @@ def test_sinks_may_be_names_or_objects_and_get_the_results(tmp_path: Path):
         train(tmp_path / "other", sinks=["jsnl"])
 
 
-def test_run_stopped_by_a_callback_is_complete(tmp_path: Path):
+def test_training_stopped_by_a_callback_ends_normally_with_an_exportable_policy(tmp_path: Path):
     class Enough(Told):
         def on_summary(self, behavior, values, step):
             super().on_summary(behavior, values, step)
@@ -172,7 +172,7 @@ def test_callbacks_are_refused_with_several_learners(tmp_path: Path):
         train(tmp_path, callbacks=[Told()], learners=2)
 
 
-def test_checkpoint_and_onnx_policy_act_and_evaluate_equally(tmp_path: Path):
+def test_checkpoint_and_onnx_policy_choose_equal_actions_and_get_equal_returns(tmp_path: Path):
     result = train(tmp_path)
     checkpoint = result.behaviors["3DBall"].checkpoint
     model = pipeline.export_policy(checkpoint, tmp_path / "onnx")
@@ -221,7 +221,9 @@ class Wider(Beacon):
     action_space = gymnasium.spaces.Discrete(4)
 
 
-def test_policy_plays_an_environment_of_another_name_with_documented_seeds(tmp_path: Path, caplog):
+def test_policy_can_be_evaluated_in_a_behavior_of_another_name_with_the_same_specification(
+    tmp_path: Path, caplog
+):
     settings = {"default_settings": {"max_steps": 64, "network_settings": {"hidden_units": 8}}}
     result = pipeline.train(Beacon(), settings, seed=1, run_dir=tmp_path)
     checkpoint = result.behaviors["Beacon"].checkpoint
@@ -264,7 +266,7 @@ def test_make_env_accepts_every_form_of_an_environment(tmp_path: Path, monkeypat
         (3, "an object of type int cannot be trained in"),
     ],
 )
-def test_make_env_refuses_a_wrong_name_in_one_line(form, said):
+def test_make_env_refuses_an_unknown_environment_in_one_line(form, said):
     with pytest.raises(pipeline.PipelineError, match=said) as refused:
         pipeline.make_env(form)
     assert "\n" not in str(refused.value)
@@ -296,7 +298,9 @@ def test_example_notebook_runs_to_its_end(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_example_with_own_parts_trains_stops_acts_and_continues(tmp_path: Path):
+def test_example_with_user_defined_parts_trains_is_stopped_by_its_callback_acts_and_continues(
+    tmp_path: Path,
+):
     shutil.copytree(ROOT / "examples/own_parts", tmp_path / "own")
     completed = python("notebook.py", cwd=tmp_path / "own", timeout=1000, MPLBACKEND="agg")
     (trained, mean), (total,), (continued,) = (

@@ -149,7 +149,7 @@ def test_default_of_a_setting_is_in_its_typical_range(cls: type):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*/*.yaml")), ids=lambda p: p.stem)
-def test_configurations_in_config_are_in_typical_ranges(path: Path):
+def test_hyperparameters_in_the_config_folder_are_in_their_typical_ranges(path: Path):
     for behavior in load_run_settings(path).behaviors.values():
         for section in (behavior.hyperparameters, behavior.network_settings):
             for key, (low, high) in typical(type(section)).items():

@@ -60,7 +60,9 @@ def weights(result) -> str:
     return digest(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
 
 
-def test_environment_class_function_and_name_train_to_equal_weights(tmp_path, monkeypatch, caplog):
+def test_train_gives_equal_weights_for_an_environment_class_a_function_and_a_name(
+    tmp_path, monkeypatch, caplog
+):
     (tmp_path / "lighthouses.py").write_text(
         f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
         "from test_train_from_python import Beacon, beacon\n"
@@ -95,7 +97,9 @@ def test_train_logs_the_number_of_environments_and_copies_in_one_line(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", None])
-def test_environments_of_make_vec_are_copies_in_one_environment(mode, tmp_path, caplog):
+def test_train_treats_a_gymnasium_vector_environment_as_copies_in_one_environment(
+    mode, tmp_path, caplog
+):
     caplog.set_level("INFO")
     vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode=mode)
     result = train(vector, tmp_path)
@@ -104,7 +108,7 @@ def test_environments_of_make_vec_are_copies_in_one_environment(mode, tmp_path, 
     assert weights(result) == weights(named)
 
 
-def test_a_wrapped_vector_environment_is_refused(tmp_path):
+def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
     vector = gymnasium.wrappers.vector.RecordEpisodeStatistics(
         gymnasium.make_vec("CartPole-v1", num_envs=2)
     )
@@ -121,14 +125,14 @@ def test_a_wrapped_vector_environment_is_refused(tmp_path):
         (None, {"n_agents": 2}, "n_agents: an executable takes env_args instead"),
     ],
 )
-def test_num_envs_and_n_agents_are_refused_for_environments_that_cannot_have_them(
+def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_copied(
     env, options, said, tmp_path
 ):
     with pytest.raises(pipeline.PipelineError, match=said):
         train(env, tmp_path, **options)
 
 
-def test_only_force_replaces_an_earlier_run_and_init_from_finds_weights_of_the_renamed_run(
+def test_train_replaces_an_earlier_run_only_with_force_and_may_start_from_its_weights(
     tmp_path,
 ):
     run = tmp_path / "run"
@@ -166,7 +170,7 @@ def test_init_from_takes_a_checkpoint_a_folder_and_the_name_of_a_run(form, tmp_p
     assert f"Lighthouse begins with the weights of {file}" in caplog.text
 
 
-def test_a_missing_source_of_weights_is_refused_before_the_run(tmp_path):
+def test_init_from_refuses_missing_weights_before_the_run_starts(tmp_path):
     said = r"init_from: frist has no checkpoint of a run.*a run's name in"
     with pytest.raises(pipeline.PipelineError, match=said):
         train(Beacon, tmp_path / "run", init_from="frist")
@@ -174,7 +178,7 @@ def test_a_missing_source_of_weights_is_refused_before_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(("progress", "is_terminal"), [(True, False), (None, True), (None, False)])
-def test_progress_is_shown_when_asked_for_and_on_a_terminal(
+def test_train_shows_progress_if_requested_or_on_a_terminal(
     progress, is_terminal, tmp_path, monkeypatch
 ):
     shown = io.StringIO()
@@ -189,7 +193,7 @@ def test_progress_is_shown_when_asked_for_and_on_a_terminal(
         assert lines == []
 
 
-def test_progress_is_shown_in_a_notebook(tmp_path, monkeypatch):
+def test_train_shows_progress_in_a_notebook(tmp_path, monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setitem(sys.modules, "ipykernel", sys)

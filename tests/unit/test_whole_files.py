@@ -85,13 +85,15 @@ def test_temporary_file_of_a_living_writer_is_kept(tmp_path):
     assert names(tmp_path) == ["model.pt"]
 
 
-def test_file_name_with_glob_characters_is_taken_literally(tmp_path):
+def test_glob_characters_in_a_file_name_are_taken_literally(tmp_path):
     (tmp_path / ".a.abcd1234.tmp").touch()
     files.write_whole(tmp_path / "[ab]", "x")
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_second_writer_of_a_folder_is_refused_with_the_process_id_of_the_first_writer(tmp_path):
+def test_process_is_refused_a_locked_folder_with_the_id_of_the_process_that_holds_the_lock(
+    tmp_path,
+):
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
@@ -106,7 +108,7 @@ def test_second_writer_of_a_folder_is_refused_with_the_process_id_of_the_first_w
     assert names(tmp_path) == []  # no folder has been made either
 
 
-def test_link_to_a_folder_has_the_lock_of_the_folder(tmp_path, monkeypatch):
+def test_folder_and_symbolic_link_to_the_folder_share_one_lock(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
@@ -130,7 +132,7 @@ def test_lock_of_a_killed_process_is_taken_and_removed_by_the_next_process(tmp_p
     assert names(tmp_path) == []
 
 
-def test_folder_with_unwritable_parent_is_locked_by_a_file_inside(tmp_path, monkeypatch):
+def test_folder_whose_parent_is_unwritable_is_locked_by_a_file_in_the_folder(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with files.sole_writer(tmp_path / "run"):
@@ -158,7 +160,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_file_of_a_behavior_has_the_name_of_the_behavior(name, tmp_path):
+def test_file_name_of_a_behavior_is_its_behavior_name(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
     files.write_whole(path, "x")  # with the suffix of the temporary file
@@ -174,7 +176,9 @@ def test_behavior_name_that_cannot_be_a_file_name_is_refused(name, why, tmp_path
 
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "COM1", "a:b", "a?", "a.", "a "])
-def test_names_that_windows_does_not_allow_are_refused_on_windows(name, tmp_path, monkeypatch):
+def test_behavior_names_that_windows_does_not_allow_are_refused_on_windows(
+    name, tmp_path, monkeypatch
+):
     assert files.named(tmp_path, name).name == name
     monkeypatch.setattr(files.os, "name", "nt")
     with pytest.raises(SettingsError, match="Windows"):
@@ -212,7 +216,9 @@ def test_folder_is_unchanged_if_an_error_occurs_while_its_files_are_written(tmp_
         shutil.rmtree(folder)
 
 
-def test_unreadable_entry_does_not_hide_a_similar_name(tmp_path, monkeypatch):
+def test_similar_file_name_is_proposed_although_an_entry_of_the_folder_is_unreadable(
+    tmp_path, monkeypatch
+):
     def is_file(path):
         if path.name == "theirs":
             raise PermissionError(13, "Permission denied", str(path))
@@ -237,14 +243,16 @@ def test_unreadable_entry_does_not_hide_a_similar_name(tmp_path, monkeypatch):
         ("/etc/passw", "/etc/passwd"),
     ],
 )
-def test_only_sufficiently_similar_names_are_proposed(tmp_path, typed, near):
+def test_error_messages_propose_only_sufficiently_similar_names(tmp_path, typed, near):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/Sorter.yaml").touch()
     said = "" if near is None else f"; did you mean '{tmp_path / near}'?"
     assert files.similar(tmp_path / typed) == said
 
 
-def test_listing_of_a_folder_has_subfolders_first_and_is_limited(tmp_path, monkeypatch):
+def test_listing_of_a_folder_names_subfolders_first_and_only_a_limited_number_of_entries(
+    tmp_path, monkeypatch
+):
     for name in "abcdefg":
         (tmp_path / f"{name}.yaml").touch()
     (tmp_path / "ppo").mkdir()

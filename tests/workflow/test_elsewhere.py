@@ -62,7 +62,7 @@ def planned(text: str) -> set[str]:
 @pytest.mark.parametrize(
     "given", [("--config", "params=my project/params.yaml"), ("--configfile", "where.yaml")]
 )
-def test_config_or_configfile_gives_the_path_of_params_yaml(
+def test_snakemake_option_config_or_configfile_gives_the_path_of_params_yaml(
     given: tuple[str, ...], elsewhere: Path
 ):
     file = elsewhere.parent / "where.yaml"
@@ -87,7 +87,9 @@ def test_config_or_configfile_gives_the_path_of_params_yaml(
         (["params={here}/params.yaml", "--directory", str(ROOT)], "name different folders"),
     ],
 )
-def test_other_config_values_are_refused_with_a_reason(given, said, elsewhere):
+def test_snakefile_refuses_other_config_values_than_a_valid_path_of_params_yaml(
+    given, said, elsewhere
+):
     command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--config")
     given = [word.format(here=elsewhere) for word in given]
     completed = run(elsewhere, *command, *given, check=False)

@@ -72,7 +72,7 @@ def test_each_run_is_evaluated_before_the_next_run_is_trained(built):
     assert max(late) <= (0 if engine == "dvc" else 2), order
 
 
-def test_first_run_runs_all_jobs_and_second_run_runs_none(built):
+def test_first_call_of_the_engine_runs_all_jobs_and_the_second_call_runs_none(built):
     root, engine, first = built
     assert len(first) == all_jobs(root)
     assert repro(root, engine) == []
@@ -126,7 +126,7 @@ def test_values_that_are_only_spelled_differently_rerun_nothing(toy):
     assert repro(root, engine) == []
 
 
-def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
+def test_edited_source_of_an_algorithm_reruns_training_but_builds_no_environment_again(toy):
     root, engine = toy
     with (root / "src/pipeline/algos/ppo.py").open("a") as file:
         file.write("\n# a remark\n")
@@ -135,7 +135,7 @@ def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
     assert not ran & {"env", "demos"}
 
 
-def test_new_seed_and_new_network_size_are_refused_until_they_are_planned(toy):
+def test_new_seed_and_new_network_size_are_refused_until_the_plan_is_written_again(toy):
     root, engine = toy
     replace(root / "config/ppo/FoodCollector.yaml", "hidden_units: 256", "hidden_units: 64")
     with pytest.raises(StageError, match="pipeline plan"):
@@ -153,7 +153,7 @@ def test_new_seed_and_new_network_size_are_refused_until_they_are_planned(toy):
     assert [job for job in ran if "grid_world" in job] == sorted(expected)
 
 
-def test_sync_makes_the_other_engine_agree_and_this_engine_notices_later_changes(toy):
+def test_sync_makes_the_other_engine_accept_the_results_and_later_changes_are_still_noticed(toy):
     root, engine = toy
     (other,) = REPRO.keys() - {engine}
     with pytest.raises(StageError, match=other):
@@ -228,7 +228,7 @@ def test_sync_refuses_results_that_are_not_up_to_date(toy):
         sync(root, engine)
 
 
-def test_deleted_output_is_noticed_and_made_again(toy):
+def test_output_that_was_deleted_is_noticed_and_made_again(toy):
     root, engine = toy
     metrics = root / "results/evaluate/grid_world_ppo/seed1/metrics.json"
     content = metrics.read_text()
@@ -273,7 +273,7 @@ def test_mistake_in_the_parameters_is_refused_before_any_result_is_deleted(toy):
     assert repro(root, engine) == []
 
 
-def test_a_run_that_fails_shows_the_end_of_the_log_of_the_failed_stage(toy):
+def test_pipeline_run_shows_the_end_of_the_log_of_a_failed_stage(toy):
     root, engine = toy
     replace(root / "params.yaml", "    episodes: 48\n", "    episodes: 49\n")
     (root / "workflow/scripts/demos.py").write_text(
@@ -314,7 +314,7 @@ def test_a_second_clone_pulls_from_the_remote_of_dvc_and_only_evaluates(tmp_path
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_sync_accepts_results_that_were_made_partly_by_each_engine(engine, tmp_path):
+def test_sync_accepts_results_of_which_dvc_made_some_and_snakemake_made_others(engine, tmp_path):
     """Earlier, Snakemake did nothing after `dvc repro`, and `pipeline sync` refused."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()

@@ -42,7 +42,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
     return Described(root, *by_name)
 
 
-def test_both_engines_describe_every_kind_of_stage_equally(described: Described):
+def test_dvc_and_snakemake_describe_every_kind_of_stage_equally(described: Described):
     ours, theirs = list(described.dvc.values()), list(described.snakemake.values())
     assert differences(ours, theirs, described.root) == []
 
@@ -61,12 +61,12 @@ def test_every_section_of_params_yaml_becomes_a_stage(names: str, described: Des
     assert set(names.split()) <= described.dvc.keys()
 
 
-def test_progress_counts_the_stages_that_dvc_runs(described: Described):
+def test_pipeline_run_counts_the_same_stages_as_dvc_runs(described: Described):
     before = {name: needed - {CHECK} for name, needed in dvc_before(described.root).items()}
     assert counted_before(described.root) | {CHECK: set()} == before
 
 
-def test_stages_depend_on_builds_and_sources_of_the_user(described: Described):
+def test_stages_depend_on_the_builds_and_source_files_that_the_user_provides(described: Described):
     watched = {
         name: {dep for dep in node.deps if dep.startswith(("builds/", "game/", "my_", "data/"))}
         for name, node in described.snakemake.items()
@@ -85,7 +85,9 @@ def test_videos_are_outputs_of_filmed_evaluations(described: Described):
     assert {"median.gif", "best.gif"} <= {Path(out).name for out in outs}
 
 
-def test_jobs_request_the_resources_of_their_experiment_for_each_learner(described: Described):
+def test_snakemake_jobs_request_the_resources_of_their_experiment_for_each_learner(
+    described: Described,
+):
     resources = {name: node.asked for name, node in described.snakemake.items()}
     for name in ("train@ball-1", "train@rates-002-1", "train_chosen@rates_best-11"):
         assert resources[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}

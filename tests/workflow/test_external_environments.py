@@ -118,7 +118,7 @@ def test_unity_project_is_built_by_the_editor(project, player, tmp_path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dvc", "snakemake"])
-def test_environment_is_made_again_only_if_its_files_have_changed(project, engine):
+def test_environment_is_packed_again_only_if_its_files_have_changed(project, engine):
     build, module = project / "builds/mine", project / "rooms.py"
     (build / "data").mkdir(parents=True)
     (build / "Game.x86_64").write_text("#!/bin/sh\n")

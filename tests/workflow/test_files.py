@@ -24,7 +24,7 @@ def test_snakemake_lint_reports_nothing(project: Path):
     assert complaints(text) == []
 
 
-def test_lint_filter_removes_only_the_complaint_about_conda():
+def test_filter_for_snakemake_lint_removes_only_the_complaint_about_conda():
     text = "Lints for rule a:\n    * Specify a conda environment or container for each rule.:\n"
     assert complaints(text) == []
     assert complaints(text + "    * No log directive defined:\n") == ["No log directive defined"]
@@ -78,7 +78,7 @@ def test_make_help_lists_every_target():
     assert set(re.findall(r"^ +make ([\w-]+)", output, re.MULTILINE)) == targets
 
 
-def test_constraints_pin_every_package_without_a_path_or_url():
+def test_constraints_txt_pins_every_package_and_contains_no_path_or_url():
     lines = [
         line
         for line in (ROOT / "constraints.txt").read_text().splitlines()

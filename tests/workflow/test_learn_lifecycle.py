@@ -32,7 +32,9 @@ def step_of(run) -> int:
 
 
 @pytest.mark.slow
-def test_run_is_interrupted_resumed_used_to_initialize_and_played_in_inference(learn, tmp_path):
+def test_run_can_be_interrupted_resumed_used_as_initial_weights_and_played_in_inference(
+    learn, tmp_path
+):
     code, output = learn("--run-id", "a", until=r"3DBall\. Step: 2000\.")
     a = tmp_path / "results" / "a"
     assert code == 130, output

@@ -122,7 +122,7 @@ def test_failure_of_one_learner_is_reported_in_one_line_and_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_signal_saves_the_run_once_and_ends_all_learners(learn, tmp_path):
+def test_learners_that_get_a_signal_save_the_run_once_and_all_end(learn, tmp_path):
     learning = learn("--run-id", "a", max_steps=1_000_000)
     learning.until(r"Step: 1000\.")
     processes = learning.processes()
@@ -159,7 +159,7 @@ def test_settings_that_two_learners_do_not_support_are_refused_in_one_line(learn
 
 
 @pytest.mark.slow
-def test_train_stage_of_both_engines_uses_two_learners(project: Path):
+def test_train_stage_uses_two_learners_with_dvc_and_with_snakemake(project: Path):
     """`learners: 2` of an experiment in params.yaml, through the same rule of both engines."""
     content = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text())
     plain = content["experiments"]["plain"]

@@ -8,7 +8,7 @@ from dags import CHECK, Node, differences, dvc_before, dvc_nodes, snakemake_node
 from project import ROOT, copy_project
 
 
-def test_both_engines_describe_the_same_dag():
+def test_dvc_and_snakemake_describe_the_same_dag():
     dvc = dvc_nodes(ROOT)
     assert "train@collector_ppo-1" in {node.name for node in dvc}
     assert differences(dvc, snakemake_nodes(ROOT), ROOT) == []
@@ -23,7 +23,9 @@ def test_dvc_runs_the_stage_check_before_all_other_stages():
     assert "\n        check_params(PARAMS)" in rules
 
 
-def test_folder_dependency_equals_the_outputs_that_other_stages_write_into_it(tmp_path: Path):
+def test_dependency_on_a_folder_equals_dependencies_on_all_outputs_that_stages_write_there(
+    tmp_path: Path,
+):
     make = Node("make", {"results/a/x.json", "results/a/y.json"}, set())
     folder = Node("sum", {"total"}, {"results/a"})
     files = Node("sum", {"total"}, {"results/a/x.json", "results/a/y.json"})
@@ -94,12 +96,12 @@ def found(tmp_path_factory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drift", DRIFTS)
-def test_difference_between_the_engines_is_reported(drift: str, found: str):
+def test_difference_between_the_stages_of_dvc_and_snakemake_is_reported(drift: str, found: str):
     assert re.search(f"^{DRIFTS[drift][-1]}", found, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_rule_that_reads_a_wrong_table_fails_with_missing_inputs(project: Path):
+def test_snakemake_rule_that_reads_the_wrong_table_of_runs_fails_with_missing_inputs(project: Path):
     change(project, *ANOTHER_TABLE)
     with pytest.raises(Exception, match="Missing input files for rule report"):
         snakemake_nodes(project)

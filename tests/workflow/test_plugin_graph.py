@@ -64,7 +64,7 @@ class Encoder(nn.Linear):
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_edit_of_an_encoder_file_reruns_only_the_stages_that_use_the_encoder(
+def test_edited_encoder_file_reruns_only_the_stages_that_use_the_encoder(
     plugged: Path, engine: str
 ):
     fast_stages(plugged)

@@ -40,7 +40,9 @@ def called(site: Path, root: Path, *command: str, **more: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_project_from_the_wheel_runs_with_both_engines(installed: Path, tmp_path: Path):
+def test_project_made_by_an_installed_wheel_runs_with_dvc_and_snakemake(
+    installed: Path, tmp_path: Path
+):
     def here(*command: str) -> str:
         return called(installed, root, *command)
 

@@ -118,7 +118,7 @@ def test_the_examples_parse_and_call_commands_that_exist(name: str, script: str)
 
 
 @pytest.mark.slow
-def test_ci_example_can_use_the_tables_that_dvc_prints(project: Path):
+def test_dvc_prints_the_metrics_table_that_the_ci_example_uses(project: Path):
     metrics = project / "results/report/summary.json"
     run(project, "git", "config", "user.email", "a@b.c")
     for score in ("1.5", "2.5"):

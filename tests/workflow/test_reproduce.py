@@ -53,7 +53,7 @@ def prepared(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_is_archived_and_reproduced_and_a_change_is_named(tmp_path: Path):
+def test_project_is_archived_and_reproduced_and_a_changed_result_is_named(tmp_path: Path):
     root = copy_project(tmp_path / "project")
     set_params(root, PARAMS)
     commit(root, "small")

@@ -11,7 +11,9 @@ from pipeline.dag import engines
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_first_run_runs_every_stage_and_second_run_runs_none(engine: str, tmp_path: Path):
+def test_first_call_of_the_engine_runs_every_stage_and_the_second_call_runs_none(
+    engine: str, tmp_path: Path
+):
     root = copy_project(tmp_path / "project")
     tiny = Path(__file__).with_name("tiny.yaml").read_text()
     begin, _, cloned = tiny.partition("  plain:\n")
@@ -26,7 +28,7 @@ def test_first_run_runs_every_stage_and_second_run_runs_none(engine: str, tmp_pa
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_new_and_edited_claims_rerun_the_report_alone(engine: str, tmp_path: Path):
+def test_new_or_edited_claims_rerun_only_the_report(engine: str, tmp_path: Path):
     root = copy_project(tmp_path / "project")
     tiny = Path(__file__).with_name("tiny.yaml").read_text()
     set_params(root, tiny.partition("  cloned:\n")[0])

@@ -42,7 +42,9 @@ def start(root: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=root, env=environment(), start_new_session=True)  # noqa: S603
 
 
-def test_a_job_is_pending_until_it_has_run_and_unrecorded_if_its_record_is_deleted(root: Path):
+def test_snakemake_job_is_pending_before_its_run_and_unrecorded_after_its_record_is_deleted(
+    root: Path,
+):
     assert snakemake_state(root).pending == ("train@sweep-001-2",)
     assert start(root).wait(timeout=300) == 0
     assert snakemake_state(root).up_to_date

@@ -41,7 +41,7 @@ def test_dvc_stage_depends_on_the_source_record_of_its_own_script(name: str):
 
 
 @pytest.mark.parametrize("stage", sources.stages(ROOT))
-def test_stage_depends_on_its_script_and_on_every_file_that_it_imports(stage: str):
+def test_stage_depends_on_its_script_and_on_every_file_that_the_script_imports(stage: str):
     files = sources.watched(ROOT, stage)
     assert {f"workflow/scripts/{stage}.py", "workflow/scripts/_start.py"} <= set(files)
     module = f"pipeline.dag.stages.{stage}"
@@ -67,7 +67,7 @@ def test_env_stage_depends_on_all_sources_that_are_packed():
     assert "src/pipeline/envs/unity.py" not in files, "would build Unity projects again"
 
 
-def test_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path: Path):
+def test_source_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path: Path):
     (tmp_path / "workflow/scripts").mkdir(parents=True)
     src = tree(tmp_path / "src", dag__stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
     path = tmp_path / sources.CODE / "env.txt"
@@ -83,13 +83,13 @@ def test_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path:
     assert noted() != before
 
 
-def test_stages_that_use_torch_declare_the_runtime():
+def test_dvc_stages_that_import_networks_depend_on_the_runtime_parameters():
     for name in STAGES:
         packages = {Path(file).parts[2] for file in imported(name) if len(Path(file).parts) > 3}
         assert ("runtime" in declared(name).get("params", [])) == ("nets" in packages), name
 
 
-def test_env_stage_depends_on_the_pinned_versions():
+def test_stage_env_depends_on_the_file_that_pins_package_versions():
     for name in ("env", "env_path", "env_unity"):
         assert "constraints.txt" in declared(name)["deps"]
 
@@ -109,7 +109,7 @@ def names(root: Path, module: str) -> set[str]:
     return {str(p.relative_to(root / "pipeline"))[:-3] for p in paths if p.name != "__init__.py"}
 
 
-def test_imports_in_functions_relative_imports_and_names_in_strings_are_dependencies(
+def test_imports_in_functions_relative_imports_and_module_names_in_strings_are_dependencies(
     tmp_path: Path,
 ):
     root = tree(
@@ -126,21 +126,23 @@ def test_imports_in_functions_relative_imports_and_names_in_strings_are_dependen
     assert names(root, "pipeline.a") == {"a", "b", "c", "d/e", "d/g", "f", "h"}
 
 
-def test_string_that_begins_with_a_package_name_makes_the_whole_package_a_dependency(
+def test_string_that_begins_with_a_package_name_adds_the_whole_package_to_the_dependencies(
     tmp_path: Path,
 ):
     root = tree(tmp_path, a="name = f'pipeline.many.{kind}'\n", many__one="", many__two="")
     assert names(root, "pipeline.a") == {"a", "many/one", "many/two"}
 
 
-def test_imports_for_type_checkers_and_in_getattr_of_a_package_are_no_dependencies(tmp_path: Path):
+def test_imports_under_type_checking_and_in_module_getattr_do_not_count_as_dependencies(
+    tmp_path: Path,
+):
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pipeline.b\n"
     root = tree(tmp_path, a=text, b="")
     (root / "pipeline/__init__.py").write_text("def __getattr__(name):\n    import pipeline.b\n")
     assert names(root, "pipeline.a") == {"a"}
 
 
-def test_file_names_of_tests_outside_packages_are_unique():
+def test_file_names_of_test_modules_outside_of_packages_are_unique():
     """pytest takes two files of one name for the same module, and refuses the second file."""
     names = Counter(
         path.name

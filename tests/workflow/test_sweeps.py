@@ -61,7 +61,7 @@ DVC, SNAKEMAKE = REPRO.values()
     indirect=["first"],
     ids=["dvc", "snakemake"],
 )
-def test_best_trial_runs_after_the_ranking_and_again_if_the_ranking_changes(
+def test_best_trial_of_a_sweep_runs_after_the_ranking_and_again_if_the_ranking_changes(
     engine, first, tmp_path
 ):
     everything = [*TRIALS, "sweep rates", *BEST, *runs(*ALL_OF, of="ball", seed=1)]
@@ -74,7 +74,9 @@ def test_best_trial_runs_after_the_ranking_and_again_if_the_ranking_changes(
 
 
 @pytest.mark.parametrize("first", [SNAKEMAKE], indirect=True, ids=["snakemake"])
-def test_changed_threads_rerun_training_but_other_changed_resources_rerun_nothing(first, tmp_path):
+def test_changed_thread_counts_rerun_training_but_other_changed_resources_rerun_nothing(
+    first, tmp_path
+):
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     path = toy / "params.yaml"
     text = path.read_text()

@@ -26,7 +26,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
-def test_signal_to_all_processes_of_a_job_lets_the_stage_save_and_ends_the_job(project: Path):
+def test_stage_saves_its_state_and_ends_if_all_processes_of_its_job_get_a_signal(project: Path):
     (project / "workflow/scripts/env.py").write_text(STAGE)
     log = project / "logs/env/collector.log"
     command = ["snakemake", "--mode", "remote", "--cores", "1", "--", "build/env/collector"]

@@ -63,13 +63,13 @@ def by_snakemake(tmp_path_factory) -> Path:
     return root
 
 
-def test_both_engines_write_outputs_with_equal_bytes(by_dvc: Path, by_snakemake: Path):
+def test_dvc_and_snakemake_write_outputs_with_equal_bytes(by_dvc: Path, by_snakemake: Path):
     first, second = results(by_dvc), results(by_snakemake)
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_every_output_exists_with_the_expected_content(by_dvc: Path):
+def test_every_output_of_the_workflow_exists_with_the_expected_content(by_dvc: Path):
     recorded = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
     assert recorded["episodes"] == 2
     for name in ("plain", "cloned"):
@@ -140,7 +140,7 @@ def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since(
     }
 
 
-def test_every_job_has_a_log_and_a_record_of_time_and_memory(by_snakemake: Path):
+def test_every_snakemake_job_has_a_log_and_a_record_of_time_and_memory(by_snakemake: Path):
     stages = graph_of(load_params(by_snakemake / "params.yaml"), by_snakemake).names
     logs = sorted((by_snakemake / "logs").rglob("*.log"))
     assert len(logs) == len(stages) == 10
@@ -159,7 +159,7 @@ def test_git_status_shows_metrics_but_no_models(by_dvc: Path):
     assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in tracked)
 
 
-def test_second_run_does_nothing_and_sync_works_in_both_directions(
+def test_second_run_of_either_engine_does_nothing_and_sync_works_in_both_directions(
     by_dvc: Path, by_snakemake: Path
 ):
     before = results(by_dvc)
@@ -314,7 +314,7 @@ def trainable(copied: Path) -> Path:
     return copied
 
 
-def test_stopped_training_publishes_no_output_and_resumes(trainable: Path):
+def test_interrupted_training_leaves_earlier_results_unchanged_and_resumes(trainable: Path):
     published = trainable / "results/train/plain/seed1/metrics.json"
     before = published.read_bytes()
     with start_training(trainable) as child:
@@ -331,7 +331,7 @@ def test_stopped_training_publishes_no_output_and_resumes(trainable: Path):
     assert steps == list(range(1000, 41000, 1000))
 
 
-def test_training_is_not_recorded_under_parameters_that_changed_during_the_run(trainable: Path):
+def test_training_is_not_recorded_with_parameters_that_changed_while_training_ran(trainable: Path):
     params = trainable / "params.yaml"
     before = params.read_text()
     command = ["dvc", "repro", "--single-item", "train@plain-1"]
@@ -357,7 +357,9 @@ def test_training_is_not_recorded_under_parameters_that_changed_during_the_run(t
     ],
     ids=["dvc with sh", "snakemake"],
 )
-def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str, ...], shell: str):
+def test_no_process_of_a_stage_survives_after_its_engine_was_killed(
+    trainable: Path, command: tuple[str, ...], shell: str
+):
     import psutil
 
     params = trainable / "params.yaml"

@@ -45,7 +45,7 @@ def nothing_is_left(folder) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_worker_restarts_and_the_run_saves_and_stops_above_the_limit_of_restarts(
+def test_killed_environment_restarts_and_too_many_restarts_end_the_run_after_it_saves(
     learn, tmp_path
 ):
     learning = learn([r"Step: 3000\.", r"Step: 5000\."])

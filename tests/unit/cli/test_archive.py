@@ -62,12 +62,14 @@ def archived(folder: Path, about: object = ABOUT, **files: bytes) -> Path:
         ("there.zip", "there.zip: exists already; give another name"),
     ],
 )
-def test_archive_refuses_an_output_that_exists_or_is_no_zip(name, expected, project, refused):
+def test_archive_refuses_an_output_file_that_exists_or_is_no_zip_file(
+    name, expected, project, refused
+):
     (project / "there.zip").touch()
     assert refused("archive", name) == expected
 
 
-def test_archive_refuses_a_project_without_commit(tmp_path, monkeypatch, refused):
+def test_archive_refuses_a_project_without_a_git_commit(tmp_path, monkeypatch, refused):
     params_of(tmp_path, "walk")
     monkeypatch.chdir(tmp_path)
     message = refused("archive", "paper.zip")
@@ -83,13 +85,13 @@ def test_archive_refuses_sources_that_differ_from_the_commit_and_names_them(proj
     assert "commit them" in message
 
 
-def test_archive_refuses_committed_links(project, refused):
+def test_archive_refuses_committed_symbolic_links(project, refused):
     (project / "link").symlink_to("t.yaml")
     commit(project, "a link")
     assert refused("archive", "paper.zip").startswith(f"{project}: link are links, which archives")
 
 
-def test_results_are_those_of_params_yaml_and_a_missing_one_is_refused(project):
+def test_archive_contains_the_results_of_params_yaml_and_refuses_a_missing_result(project):
     params = archive.load_params(project / "params.yaml")
     left(project, "train", "other/seed1", metrics={})
     (project / "results/train/walk/seed1/.snakemake_timestamp").touch()
@@ -106,7 +108,7 @@ def test_results_are_those_of_params_yaml_and_a_missing_one_is_refused(project):
     assert message == "results/export/walk/seed1: is missing; `pipeline run` makes it"
 
 
-def test_sources_of_a_commit_have_no_results(project):
+def test_archived_sources_of_a_commit_do_not_include_committed_results(project):
     assert "results/report/summary.json" in git(project, "ls-files")
     found, commit_id = archive._committed(project)
     assert sorted(found) == [".gitignore", "params.yaml", "t.yaml"]
@@ -114,7 +116,7 @@ def test_sources_of_a_commit_have_no_results(project):
     assert commit_id == git(project, "rev-parse", "HEAD")
 
 
-def test_inputs_that_git_does_not_have_are_found_by_the_records_of_stages(project):
+def test_archive_finds_inputs_outside_of_git_in_the_records_of_stages(project):
     (project / "builds").mkdir()
     (project / "builds/game").write_text("program")
     inputs = dict.fromkeys(("builds", "t.yaml", "build/env/ball", str(checkout())), "digest")
@@ -126,7 +128,7 @@ def test_inputs_that_git_does_not_have_are_found_by_the_records_of_stages(projec
     assert message.startswith("/elsewhere/game: is outside the project, read by ")
 
 
-def test_a_package_in_another_version_than_locked_is_named(tmp_path):
+def test_archive_refuses_installed_packages_whose_versions_differ_from_the_lock_files(tmp_path):
     lock = tmp_path / "a.txt"
     lock.write_text("numpy==1.0 \\\n    --hash=sha256:0\nNot_Here==2.0 ; python_version < '4'\n")
     versions = archive.locked([lock])
@@ -150,7 +152,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("content", "expected"), HOSTILE.values(), ids=HOSTILE)
-def test_hostile_archives_are_refused_and_nothing_is_unpacked(
+def test_reproduce_refuses_hostile_archives_and_unpacks_nothing(
     content, expected, tmp_path, monkeypatch, refused
 ):
     monkeypatch.chdir(tmp_path)
@@ -170,7 +172,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("content", "expected"), WRONG.values(), ids=WRONG)
-def test_other_files_than_archives_are_refused(content, expected, tmp_path, monkeypatch, refused):
+def test_reproduce_refuses_a_missing_file_and_files_that_are_no_archives(
+    content, expected, tmp_path, monkeypatch, refused
+):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path("paper.zip").write_bytes(content)
@@ -187,12 +191,14 @@ def test_other_files_than_archives_are_refused(content, expected, tmp_path, monk
         ({"results": {"a": 0}}, "archive.json is damaged"),
     ],
 )
-def test_a_damaged_record_of_results_is_refused(changes, expected, tmp_path, refused):
+def test_reproduce_refuses_an_archive_with_a_damaged_list_of_results(
+    changes, expected, tmp_path, refused
+):
     path = archived(tmp_path, ABOUT | changes)
     assert expected in refused("reproduce", path, "--folder", tmp_path / "again")
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path, refused):
+def test_reproduce_refuses_a_folder_that_is_no_reproduction_of_the_archive(tmp_path, refused):
     path = archived(tmp_path)
     (tmp_path / "again").mkdir()
     message = refused("reproduce", path, "--folder", tmp_path / "again")
@@ -201,7 +207,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path, refused):
     assert refused("reproduce", path, "--wheels", missing) == f"--wheels: {missing} is not a folder"
 
 
-def test_another_python_than_of_the_archive_is_a_warning(tmp_path, caplog):
+def test_reproduce_logs_a_warning_if_the_archive_was_made_with_another_python_version(
+    tmp_path, caplog
+):
     path = archived(tmp_path, ABOUT | {"python": "3.0"})
     digests = reproduce._unpacked(path, tmp_path / "again", 10**9)
     assert digests == ABOUT["results"]
@@ -212,7 +220,7 @@ def test_another_python_than_of_the_archive_is_a_warning(tmp_path, caplog):
     assert "has the archive's content" in caplog.text
 
 
-def test_results_are_compared_by_their_sha256(tmp_path):
+def test_reproduced_results_are_compared_with_the_archive_by_sha256(tmp_path):
     (tmp_path / "same").write_text("a")
     (tmp_path / "other").write_text("b")
     digest = hashlib.sha256(b"a").hexdigest()
@@ -239,7 +247,9 @@ def locked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_environment_has_the_locked_packages_and_the_code(locked):
+def test_virtual_environment_of_a_reproduction_has_the_locked_packages_and_the_archived_code(
+    locked,
+):
     python = locked / ".venv/bin/python"
     reproduce.install(locked, locked / "wheels")
     check = [str(python), "-I", "-c", "import tiny, mine; print(tiny.VALUE + mine.VALUE)"]
@@ -260,14 +270,16 @@ def test_a_wheel_with_a_changed_byte_is_refused(locked):
     assert not (locked / ".venv/.installed").exists()
 
 
-def test_one_of_the_two_locks_of_torch_is_installed():
+def test_reproduce_installs_only_one_of_the_two_lock_files_of_torch():
     paths = [Path("locks", name) for name in ("mine.txt", "torch-cpu.txt", "torch.txt")]
     assert archive.chosen(paths, cpu=False) == [paths[0], paths[2]]
     assert archive.chosen(paths, cpu=True) == paths[:2]
     assert archive.chosen(paths[2:], cpu=True) == paths[2:], "no lock of builds for the CPU"
 
 
-def test_code_of_the_caller_stays_out_of_the_environment(tmp_path, monkeypatch):
+def test_reproduced_stages_do_not_import_code_from_the_python_path_of_the_caller(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.setenv("PIPELINE_PROJECT", "elsewhere")
     variables = reproduce._variables(tmp_path)
@@ -278,7 +290,7 @@ def test_code_of_the_caller_stays_out_of_the_environment(tmp_path, monkeypatch):
     assert sys.flags.no_user_site or variables["PYTHONNOUSERSITE"] == "1"
 
 
-def test_the_locks_pin_the_versions_of_constraints_and_every_package_has_a_sha256():
+def test_lock_files_pin_the_versions_of_constraints_txt_and_a_sha256_for_every_package():
     root = Path(__file__).parents[3]
     pins = archive.locked([root / "constraints.txt"])
     paths = sorted((root / "locks").glob("*.txt"))

@@ -63,7 +63,7 @@ def items(text: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def test_what_runs_cannot_know_is_left_to_the_authors(root, capsys):
+def test_checklist_leaves_questions_to_the_authors_that_no_run_can_answer(root, capsys):
     found = items(printed(capsys))
     assert len(found) == 16 + 8
     for name in ("Claims", "Limitations", "Broader impacts", "Declaration of LLM usage"):
@@ -76,7 +76,7 @@ def test_what_runs_cannot_know_is_left_to_the_authors(root, capsys):
     assert lines[0] == "a: 0 of 9 jobs have a record here: 0.0 s of jobs' time, 0 CPU hours."
 
 
-def test_compute_is_summed_by_experiment_and_in_all(root, capsys):
+def test_checklist_sums_compute_time_for_each_experiment_and_in_total(root, capsys):
     job(root, "a/seed1", cpu_s=3600.0)
     job(root, "a/seed2", cpu_s=1800.0, resumed=True)
     job(root, "a/seed2", stage="evaluate")
@@ -97,7 +97,7 @@ def test_compute_is_summed_by_experiment_and_in_all(root, capsys):
     ]
 
 
-def test_seeds_intervals_and_kind_of_score_are_named(root, capsys):
+def test_checklist_names_seeds_confidence_intervals_and_kind_of_score(root, capsys):
     for seed in (1, 2, 3):
         left(root, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
     answer, lines = items(printed(capsys))["Neu Experiment statistical significance"]
@@ -108,7 +108,7 @@ def test_seeds_intervals_and_kind_of_score_are_named(root, capsys):
     assert "95% percentile bootstrap of the interquartile mean over seeds (5000 draws" in lines[1]
 
 
-def test_sweep_says_how_settings_were_chosen(root, capsys):
+def test_checklist_explains_the_choice_of_settings_by_the_sweep(root, capsys):
     params_of(root, sections=SWEEP, a={"seeds": [1]}, b={"seeds": [1]})
     answer, lines = items(printed(capsys))["Neu Experimental setting/details"]
     assert lines[0] == (
@@ -127,7 +127,7 @@ def test_sweep_says_how_settings_were_chosen(root, capsys):
         assert f"{name}: 0 of 6 jobs have a record" in "".join(compute)
 
 
-def test_code_is_named_by_commit_and_citation(root, capsys):
+def test_checklist_identifies_the_code_by_git_commit_and_citation_file(root, capsys):
     git(root, "init", "-q")
     commit(root, "first")
     head = git(root, "rev-parse", "HEAD").strip()
@@ -147,7 +147,7 @@ def test_code_is_named_by_commit_and_citation(root, capsys):
     assert lines[-1] == "doi (CITATION.cff): 10.1/x_y."
 
 
-def test_latex_has_macros_of_neurips_and_escapes(root, capsys):
+def test_checklist_in_latex_has_the_macros_of_neurips_and_escaped_characters(root, capsys):
     (root / "CITATION.cff").write_text(CITATION)
     text = printed(capsys, "--format", "latex")
     block = text.partition(r"\item {\bf Open access to data and code}")[2].splitlines()
@@ -164,7 +164,7 @@ def test_latex_has_macros_of_neurips_and_escapes(root, capsys):
     assert not re.search(r"(?<!\\)[&#$_]", text.replace("[1][]", "").replace("#1", ""))
 
 
-def test_claims_are_counted_and_failed_ones_left_to_the_authors(root, capsys):
+def test_checklist_counts_claims_and_leaves_failed_claims_to_the_authors(root, capsys):
     for seed in (1, 2, 3):
         left(root, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
     assert main(["claims", "write", "a"]) == 0
@@ -178,7 +178,7 @@ def test_claims_are_counted_and_failed_ones_left_to_the_authors(root, capsys):
     assert answer.startswith("known in part")
 
 
-def test_folder_without_parameters_and_unknown_form_are_refused(root, refused, capsys):
+def test_checklist_refuses_a_folder_without_params_yaml_and_an_unknown_form(root, refused, capsys):
     (root / "params.yaml").unlink()
     assert "Parameter file could not be found" in refused("checklist")
     with pytest.raises(SystemExit, match="2"):

@@ -121,7 +121,7 @@ def verdicts(found: dict[str, dict[str, object]]) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_claims_of_results_that_were_made_again_are_identical(project, capsys):
+def test_claims_are_identical_after_the_same_training_is_repeated(project, capsys):
     shutil.rmtree(project.root / "results/train/ppo/seed2")
     shutil.rmtree(project.root / "results/evaluate/ppo/seed2")
     shutil.rmtree(project.root / "results/.work")
@@ -133,7 +133,9 @@ def test_claims_of_results_that_were_made_again_are_identical(project, capsys):
 
 
 @pytest.mark.slow
-def test_another_seed_reproduces_the_claims_and_is_named_as_the_cause(project, capsys):
+def test_another_seed_reproduces_the_claims_and_is_named_as_the_cause_of_a_difference(
+    project, capsys
+):
     project.params(ppo=experiment(1, 4, 2), other=experiment(1, learning_rate=1e-6))
     project.run("ppo", 4)
     found = checked(capsys, 0 if holds(project) else 1)
@@ -146,7 +148,7 @@ def test_another_seed_reproduces_the_claims_and_is_named_as_the_cause(project, c
 
 
 @pytest.mark.slow
-def test_a_changed_learning_rate_is_named_as_the_cause(project, capsys):
+def test_a_changed_learning_rate_is_named_as_the_cause_of_a_difference(project, capsys):
     changed = experiment(1, 2, 3, learning_rate=0.002)
     project.params(ppo=changed, other=experiment(1, learning_rate=1e-6))
     project.run("ppo", 1, 2, 3)
@@ -158,7 +160,7 @@ def test_a_changed_learning_rate_is_named_as_the_cause(project, capsys):
 
 
 @pytest.mark.slow
-def test_another_setting_of_the_processor_is_named_as_the_cause(project, capsys):
+def test_another_processor_setting_is_named_as_the_cause_of_a_difference(project, capsys):
     project.params(portable=True, ppo=experiment(1, 2, 3), other=experiment(1, learning_rate=1e-6))
     for seed in ("1", "2", "3"):
         for stage in ("train", "export", "evaluate"):
@@ -174,7 +176,7 @@ def test_another_setting_of_the_processor_is_named_as_the_cause(project, capsys)
 
 
 @pytest.mark.slow
-def test_another_machine_is_named_as_the_cause(project, capsys):
+def test_another_machine_is_named_as_the_cause_of_a_difference(project, capsys):
     recorded = json.loads((project.root / LOCK).read_text())
     for shared in recorded[claims._FORMAT].values():
         if "processor" in shared:
@@ -231,7 +233,7 @@ def claim(small: Path) -> Callable[..., Path]:
     return write
 
 
-def test_write_claims_each_iqm_and_each_difference_that_is_shown(small, capsys):
+def test_claims_write_records_the_iqm_of_each_experiment_and_each_clear_difference(small, capsys):
     assert main(["claims", "write"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("Wrote a_iqm, b_iqm, a_better_than_b to claims.yaml, and digests")
@@ -257,7 +259,7 @@ def test_write_claims_each_iqm_and_each_difference_that_is_shown(small, capsys):
     assert out.endswith("\n\n3 identical\n")
 
 
-def test_write_keeps_entries_and_comments_of_others(small, capsys):
+def test_claims_write_keeps_entries_and_comments_that_were_written_by_hand(small, capsys):
     own = (
         "# mine\nb_small:  # by hand\n  experiment: b\n  metric: mean\n  value: 3\n  tolerance: 1\n"
     )
@@ -271,13 +273,13 @@ def test_write_keeps_entries_and_comments_of_others(small, capsys):
     assert verdicts(checked(capsys, 0)) == {"b_small": "reproduced", "a_iqm": "identical"}
 
 
-def test_write_keeps_records_of_other_experiments(small, capsys):
+def test_claims_write_keeps_the_records_of_other_experiments(small, capsys):
     assert main(["claims", "write", "a"]) == 0
     assert main(["claims", "write", "b"]) == 0
     assert verdicts(checked(capsys, 0)) == {"a_iqm": "identical", "b_iqm": "identical"}
 
 
-def test_write_says_what_is_not_claimed(small, capsys):
+def test_claims_write_prints_which_claims_are_left_out(small, capsys):
     params_of(small, a={"seeds": [1, 2]}, b={"seeds": [1, 2]}, none={"seeds": [7]})
     assert main(["claims", "write"]) == 0
     told = capsys.readouterr().out
@@ -305,7 +307,7 @@ def test_write_says_what_is_not_claimed(small, capsys):
         ({"better_than": "b", "probability": 1.0}, "reproduced"),
     ],
 )
-def test_answer_follows_from_intervals_tolerance_and_probability(keys, answer, claim, capsys):
+def test_claim_is_judged_by_its_interval_tolerance_or_probability(keys, answer, claim, capsys):
     claim(**keys)
     found = checked(capsys, 1 if answer == "not" else 0)
     assert verdicts(found) == {"one": answer}
@@ -314,13 +316,13 @@ def test_answer_follows_from_intervals_tolerance_and_probability(keys, answer, c
     ]
 
 
-def test_a_comparison_does_not_hold_the_other_way_round(small, capsys):
+def test_claim_fails_if_it_says_that_the_worse_of_two_experiments_is_better(small, capsys):
     claim = {"experiment": "b", "better_than": "a", "probability": 0.1}
     (small / CLAIMS).write_text(yaml.safe_dump({"one": claim}))
     assert checked(capsys, 1)["one"]["here"] == "0, 5 and 5 seeds"
 
 
-def test_equal_bytes_do_not_hold_an_edited_claim(small, capsys):
+def test_edited_claim_is_not_reproduced_although_the_result_files_are_unchanged(small, capsys):
     assert main(["claims", "write", "a"]) == 0
     text = (small / CLAIMS).read_text()
     (small / CLAIMS).write_text(text.replace("value: 12.0", "value: 99.0").replace("- 1", "- 91"))
@@ -331,7 +333,7 @@ def test_equal_bytes_do_not_hold_an_edited_claim(small, capsys):
     ]
 
 
-def test_a_failed_claim_has_its_answer_in_the_output_and_exit_code_1(small, claim, capsys):
+def test_claims_check_prints_a_failed_claim_and_exits_with_code_1(small, claim, capsys):
     claim(metric="iqm", value=99, tolerance=1)
     assert main(["claims", "check"]) == 1
     out, err = capsys.readouterr()
@@ -339,7 +341,9 @@ def test_a_failed_claim_has_its_answer_in_the_output_and_exit_code_1(small, clai
     assert err == "error: 1 of 1 claims: not reproduced\n"
 
 
-def test_missing_results_answer_not_and_name_the_command(small, claim, capsys):
+def test_claim_without_results_is_not_reproduced_and_the_command_to_run_is_named(
+    small, claim, capsys
+):
     claim(metric="iqm", value=12, tolerance=1)
     shutil.rmtree(small / "results/evaluate/a/seed4")
     found = checked(capsys, 1)["one"]
@@ -350,12 +354,12 @@ def test_missing_results_answer_not_and_name_the_command(small, claim, capsys):
     assert checked(capsys, 1)["one"]["here"] == "a has no results of some seeds; `pipeline run a`"
 
 
-def test_a_claim_about_an_unknown_experiment_is_not_held(small, claim, capsys):
+def test_claim_about_an_unknown_experiment_is_not_reproduced(small, claim, capsys):
     claim(experiment="gone", metric="iqm", value=12, tolerance=1)
     assert checked(capsys, 1)["one"]["here"] == "params.yaml has no experiment gone"
 
 
-def test_file_that_changed_without_a_recorded_cause_is_named(small, capsys):
+def test_claims_check_names_a_changed_result_file_if_no_record_explains_the_change(small, capsys):
     assert main(["claims", "write", "a"]) == 0
     left(small, "evaluate", "a/seed2", metrics={"Ball": {"mean_return": 11.0, "note": 1.0}})
     found = checked(capsys, 0)["a_iqm"]
@@ -364,13 +368,15 @@ def test_file_that_changed_without_a_recorded_cause_is_named(small, capsys):
     assert found["cause"][0].startswith(f"no record of a policy differs, but {path} does")
 
 
-def test_more_seeds_are_a_cause(small, capsys):
+def test_another_number_of_seeds_is_named_as_the_cause_of_a_difference(small, capsys):
     assert main(["claims", "write", "a"]) == 0
     params_of(small, a={"seeds": [1, 2, 3, 4]})
     assert checked(capsys, 0)["a_iqm"]["cause"] == ["first cause: number of seeds: 5, 4"]
 
 
-def test_several_behaviors_need_a_name(small, claim, capsys):
+def test_claim_about_an_experiment_with_several_behaviors_must_name_a_behavior(
+    small, claim, capsys
+):
     for seed in range(1, 6):
         both = {name: {"mean_return": 10.0 + seed} for name in ("Ball", "Bat")}
         left(small, "evaluate", f"a/seed{seed}", metrics=both)
@@ -400,14 +406,16 @@ VALUE = {"metric": "iqm", "value": 12}
         ({"better": "b"}, "unknown key 'better'"),
     ],
 )
-def test_mistake_in_a_claim_is_refused_with_file_and_key(keys, message, claim, refused):
+def test_mistake_in_claims_yaml_is_refused_with_file_and_key(keys, message, claim, refused):
     claim(**keys)
     line = refused("claims", "check")
     assert re.search(message, line), line
     assert re.search(r"claims.yaml:\d+: one", line)
 
 
-def test_files_that_cannot_be_used_are_refused_in_one_line(small, claim, refused):
+def test_claims_commands_refuse_a_broken_claims_lock_and_missing_files_in_one_line(
+    small, claim, refused
+):
     assert "has no claim; `pipeline claims write` makes some" in refused("claims", "check")
     claim(**VALUE, tolerance=1)
     for content in ("{", "[]", "{}", '{"runs": {}, "shared, format 2": {}}', '{"runs": []}'):
@@ -423,7 +431,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(small, claim, refused
     assert "Parameter file could not be found" in refused("claims", "check")
 
 
-def test_lock_gives_back_what_was_recorded(small):
+def test_claims_lock_reads_back_equal_and_stores_shared_values_once(small):
     shared = {"versions": {"numpy": "2"}, "sources": {"a.py": "1"}, "machine": {}}
     record = {"stage": "train", "seed": 1, "parameters": {"x": 1}, "inputs": {}, **shared}
     seeds = {
@@ -435,7 +443,9 @@ def test_lock_gives_back_what_was_recorded(small):
     assert text.count('"numpy"') == 1
 
 
-def test_report_shows_claims_and_answers_and_depends_on_them(small, monkeypatch):
+def test_report_shows_whether_each_claim_is_reproduced_and_depends_on_claims_yaml(
+    small, monkeypatch
+):
     monkeypatch.setenv("PIPELINE_PROJECT", str(small))
     assert main(["claims", "write", "a"]) == 0
     params = load_params("params.yaml")

@@ -51,7 +51,7 @@ def rows(text: str) -> dict[str, dict[str, str]]:
     return {row["experiment"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
-def test_dag_experiments_are_compared_by_returns_of_their_evaluation(tmp_path, capsys):
+def test_experiments_of_the_dag_are_compared_by_the_returns_of_their_evaluations(tmp_path, capsys):
     for seed in range(3):
         run = dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
         numbers = {"steps": 3000} | ({"interrupted_at_step": 1200} if seed else {})
@@ -68,7 +68,7 @@ def test_dag_experiments_are_compared_by_returns_of_their_evaluation(tmp_path, c
     assert (table["a"]["steps_to_target"], table["b"]["steps_to_target"]) == ("", "2000")
 
 
-def test_compare_accepts_folder_of_any_stage_of_one_seed(tmp_path, capsys):
+def test_compare_accepts_the_folder_of_any_stage_and_counts_the_seed_once(tmp_path, capsys):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     evaluated = tmp_path / "results/evaluate/a/seed1"
@@ -77,7 +77,7 @@ def test_compare_accepts_folder_of_any_stage_of_one_seed(tmp_path, capsys):
         assert (table["a"]["seeds"], table["a"]["mean"]) == ("1", "10")
 
 
-def test_run_given_twice_counts_once_for_each_behavior(tmp_path):
+def test_compare_counts_a_run_that_is_given_twice_once_for_each_behavior(tmp_path):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     dag(tmp_path, "b", 1, [0.0, 1.0], evaluated=50.0)
@@ -154,7 +154,7 @@ def test_run_with_other_initial_weights_is_a_separate_experiment(tmp_path, capsy
     assert {name: row["seeds"] for name, row in table.items()} == {"walk": "2", "walk-3": "1"}
 
 
-def test_fraction_option_sets_the_target_return(tmp_path, capsys):
+def test_option_fraction_of_compare_sets_the_target_return(tmp_path, capsys):
     run = learned(tmp_path, "one", 1)
     table = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
     assert (table["one"]["target"], table["one"]["steps_to_target"]) == ("1.9", "2000")
@@ -272,7 +272,9 @@ def test_runs_that_differ_in_seed_and_port_count_as_one_experiment(tmp_path: Pat
     assert members == {1: (runs[0], "game"), 2: (runs[1], "game")}
 
 
-def test_outcome_has_steps_seconds_and_seed_of_its_own_run_and_behavior(tmp_path: Path):
+def test_each_compared_outcome_has_the_steps_seconds_and_seed_of_its_own_run_and_behavior(
+    tmp_path: Path,
+):
     runs = [learned(tmp_path, f"walk-{seed}", seed) for seed in (1, 2)]
     runs += [learned(tmp_path, f"fast_seed{seed}", seed, rate=1e-3) for seed in (3, 4)]
     runs += [learned(tmp_path, "alone", 1, rate=1e-2)]
@@ -312,7 +314,7 @@ def test_compare_as_text_csv_and_json_has_rows_for_every_behavior(tmp_path: Path
     assert len(value["improvements"]) == 2
 
 
-def test_equal_experiment_names_of_two_projects_are_told_apart_by_path(tmp_path: Path):
+def test_experiments_of_two_projects_with_equal_names_are_shown_with_their_paths(tmp_path: Path):
     runs = [
         dag(tmp_path / project, name, seed, [0.0, 1.0], evaluated=seed)
         for project in ("here", "there")

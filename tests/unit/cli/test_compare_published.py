@@ -46,7 +46,9 @@ def compared(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, di
     }
 
 
-def test_published_training_returns_are_compared_with_ends_of_curves(root, capsys):
+def test_published_training_returns_are_compared_with_the_last_values_of_our_learning_curves(
+    root, capsys
+):
     Path("cleanrl.csv").write_text(HEAD + rows() + rows("Ant-v4"))
     found = compared(capsys, "--with", "cleanrl.csv")
     # the mean of 5.0, 5.1 and 5.2, against the ends of our curves: 3.1, 3.2 and 3.3
@@ -66,7 +68,7 @@ def test_published_training_returns_are_compared_with_ends_of_curves(root, capsy
     assert "cleanrl: Other people's results, measured by them: CleanRL's training returns." in text
 
 
-def test_published_evaluations_are_compared_with_evaluations(root, capsys):
+def test_published_evaluation_returns_are_compared_with_our_evaluation_returns(root, capsys):
     Path("xqc.csv").write_text("# returns: evaluation\n" + HEAD + rows("ball", level=20))
     found = compared(capsys, "--with", "xqc.csv", "--note", "ten episodes, no exploration")
     assert found["a"]["score"] == "evaluated"
@@ -75,7 +77,7 @@ def test_published_evaluations_are_compared_with_evaluations(root, capsys):
     assert "measured by them: ten episodes, no exploration." in found["xqc"]["note"]
 
 
-def test_several_files_and_columns_in_any_order(root, capsys):
+def test_compare_accepts_several_published_files_with_columns_in_any_order(root, capsys):
     Path("one.csv").write_text(HEAD + rows())
     Path("two.csv").write_text("# note: x\n\nvalue, Step,SEED,environment\n7,1000,4,Ball\n")
     found = compared(capsys, "--with", "one.csv", "--with", "two.csv")
@@ -83,7 +85,7 @@ def test_several_files_and_columns_in_any_order(root, capsys):
     assert "one" in found
 
 
-def test_environment_of_a_file_may_be_an_id_of_gymnasium(root, capsys):
+def test_published_file_may_name_its_environment_by_a_gymnasium_id(root, capsys):
     params_of(root, sections=GYM, hopper={"environment": "hop"}, behavior="Hopper")
     left(root, "evaluate", "hopper/seed1", metrics={"Hopper": {"mean_return": 1.0}})
     left(root, "train", "hopper/seed1", progress="Hopper,1000,2\n")
@@ -91,7 +93,7 @@ def test_environment_of_a_file_may_be_an_id_of_gymnasium(root, capsys):
     assert compared(capsys, "--with", "zoo.csv")["zoo"]["behavior"] == "Hopper"
 
 
-def test_report_has_the_curves_and_the_note_of_published_results(root, capsys):
+def test_report_shows_learning_curves_and_the_note_of_a_published_file(root, capsys):
     Path("cleanrl.csv").write_text(HEAD + rows())
     assert main(["compare", "--with", "cleanrl.csv", "-o", "pages"]) == 0
     assert "Wrote pages/report.html." in capsys.readouterr().out
@@ -131,12 +133,12 @@ def test_report_has_the_curves_and_the_note_of_published_results(root, capsys):
         (f"# returns: test\n{HEAD}", "# returns: 'test' is not allowed. Allowed: training, eval"),
     ],
 )
-def test_file_that_cannot_be_used_is_refused_in_one_line(text, message, root, refused):
+def test_published_file_that_cannot_be_used_is_refused_in_one_line(text, message, root, refused):
     Path("p.csv").write_text(text)
     assert message in refused("compare", "--with", "p.csv")
 
 
-def test_names_and_options_that_do_not_fit_are_refused(root, refused):
+def test_compare_refuses_a_file_named_like_an_experiment_and_contradicting_options(root, refused):
     Path("a.csv").write_text(HEAD + rows())
     assert refused("compare", "--with", "a.csv") == (
         "a.csv: an experiment is called a; rename the file"
@@ -152,7 +154,7 @@ def test_names_and_options_that_do_not_fit_are_refused(root, refused):
     assert "pages: exists and is not empty" in refused("compare", "-o", "pages")
 
 
-def test_environment_with_several_behaviors_needs_a_behavior(root, refused, capsys):
+def test_published_file_must_name_a_behavior_if_the_environment_has_several(root, refused, capsys):
     for seed in (1, 2, 3):
         both = {name: {"mean_return": 1.0} for name in ("Ball", "Bat")}
         left(root, "evaluate", f"a/seed{seed}", metrics=both)

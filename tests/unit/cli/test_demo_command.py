@@ -37,7 +37,7 @@ def test_exported_demonstration_is_imported_to_the_same_bytes(tmp_path, expert, 
     assert target.read_bytes() == expert.read_bytes()
 
 
-def test_column_options_override_columns_of_the_specification_file(tmp_path, capsys):
+def test_column_options_of_demo_import_override_columns_in_the_specification_file(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("x,y,key,over\n1,2,1,1\n")
     (tmp_path / "a.yaml").write_text(
         "behavior: B\nobservations: [{shape: [1]}]\nactions: {discrete: [2]}\n"

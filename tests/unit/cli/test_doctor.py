@@ -46,7 +46,7 @@ def test_doctor_reports_ok_for_every_check_in_an_empty_folder(told):
     assert all(line.startswith("OK ") for line in lines.values())
 
 
-def test_doctor_shows_an_error_of_several_checks_once(told, tmp_path):
+def test_doctor_shows_an_error_once_if_several_checks_find_the_same_error(told, tmp_path):
     (tmp_path / "params.yaml").write_text("x: 1\n")
     code, lines = told()
     assert code == 1
@@ -169,7 +169,9 @@ def test_completion_refuses_an_unknown_shell(capsys):
     assert "invalid choice: 'csh'" in capsys.readouterr().err
 
 
-def test_packages_in_other_versions_than_locked_are_named(tmp_path, monkeypatch):
+def test_doctor_names_installed_packages_whose_versions_differ_from_the_lock_files(
+    tmp_path, monkeypatch
+):
     assert doctor._locks(Path(__file__).parents[3]) == doctor._locks(tmp_path), "those of the code"
     (tmp_path / "locks").mkdir()
     version = metadata.version("numpy")

@@ -21,12 +21,14 @@ def episode(index: int, behavior: str, value: float, length: int) -> Episode:
 
 
 @pytest.mark.parametrize("n", [0, -3])
-def test_fewer_than_one_episode_is_refused_before_the_environment_is_built(n, capsys):
+def test_evaluate_refuses_fewer_than_one_episode_before_the_environment_is_built(n, capsys):
     assert main(["evaluate", "A.onnx", "--env", "balance_ball", "--episodes", str(n)]) == 2
     assert capsys.readouterr().err == f"error: --episodes: must be at least 1, got {n}.\n"
 
 
-def test_policy_of_another_behavior_is_refused_with_both_behavior_names(monkeypatch, capsys):
+def test_evaluate_refuses_a_policy_of_another_behavior_and_names_both_behaviors(
+    monkeypatch, capsys
+):
     def play(policies, *_, **options):
         env = SimpleNamespace(reset=lambda: None, behavior_specs={"Acrobot-v1?team=0": None})
         return episodes.evaluate(env, policies, episodes=1, seed=1)
@@ -46,7 +48,7 @@ def test_policy_of_another_behavior_is_refused_with_both_behavior_names(monkeypa
     assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
 
 
-def test_experiment_folder_gives_a_line_per_seed_and_the_mean_over_seeds(
+def test_evaluate_prints_a_line_for_each_seed_of_an_experiment_and_the_mean_over_seeds(
     tmp_path, monkeypatch, capsys
 ):
     for seed in (2, 10, 1):
@@ -83,7 +85,9 @@ def test_experiment_folder_gives_a_line_per_seed_and_the_mean_over_seeds(
 
 
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
-def test_evaluate_passes_its_options_on_and_prints_every_behavior(kind, told, monkeypatch, capsys):
+def test_evaluate_passes_its_options_to_the_player_and_prints_every_behavior(
+    kind, told, monkeypatch, capsys
+):
     seen = {}
     played = [
         episode(k, name, value, 3 + k)

@@ -53,7 +53,9 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(VECTOR, actions=CHOOSE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
     ],
 )
-def test_trainer_settings_fit_observations_and_actions(given: Behavior, expected: dict):
+def test_init_chooses_trainer_settings_that_fit_observations_and_actions(
+    given: Behavior, expected: dict
+):
     trainer = "sac" if expected.get("trainer_type") == "sac" else None
     settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given, trainer)}})
     behavior_settings = settings.behaviors["B"]
@@ -204,7 +206,7 @@ def test_initialized_project_has_a_valid_plan(
     assert (tmp_path / "own/.git").is_dir()
 
 
-def test_init_calls_the_default_environment_an_example(tmp_path, monkeypatch, capsys):
+def test_init_says_that_the_default_environment_is_an_example(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "example"]) == 0
     assert (
@@ -214,7 +216,7 @@ def test_init_calls_the_default_environment_an_example(tmp_path, monkeypatch, ca
     assert "example" not in capsys.readouterr().out
 
 
-def test_init_names_a_unity_build_after_the_project_folder(
+def test_init_names_the_environment_of_a_unity_build_after_the_project_folder(
     tmp_path: Path, monkeypatch, fake, capsys
 ):
     program = fake()

@@ -132,7 +132,9 @@ def test_run_killed_before_its_first_file_is_resumed_at_step_0(
     assert (folder / "Echo.onnx").is_file()
 
 
-def test_inference_may_read_a_run_that_another_process_writes(learn, fake, tmp_path, monkeypatch):
+def test_inference_may_read_a_run_while_another_process_writes_to_the_run(
+    learn, fake, tmp_path, monkeypatch
+):
     assert learn("--env", fake()) == 0
     monkeypatch.setattr(StopRequest, "__call__", lambda _: True)
     before = sorted((tmp_path / "results").rglob("*"))
@@ -141,7 +143,7 @@ def test_inference_may_read_a_run_that_another_process_writes(learn, fake, tmp_p
     assert sorted((tmp_path / "results").rglob("*")) == before
 
 
-def test_no_graphics_applies_to_the_first_environment_too(learn, fake, tmp_path):
+def test_option_no_graphics_starts_the_environment_without_graphics(learn, fake, tmp_path):
     env = fake("--record", str(tmp_path))
     assert learn("--env", env, "--no-graphics") == 0
     (arguments,) = (path.read_text().split("\n") for path in tmp_path.glob("*.args"))
@@ -179,7 +181,7 @@ def test_occupied_editor_port_is_reported_in_one_line_with_remedy(
     assert not (tmp_path / "results").exists()
 
 
-def test_debug_shows_output_and_command_line_of_the_environment(
+def test_option_debug_shows_output_and_command_line_of_the_environment(
     learn, fake, capfd, caplog, tmp_path
 ):
     assert learn("--env", fake()) == 0
@@ -194,7 +196,7 @@ def test_debug_shows_output_and_command_line_of_the_environment(
     assert "fake environment starts" in capfd.readouterr().err
 
 
-def test_initialize_from_starts_with_weights_of_another_run_and_is_recorded(
+def test_option_initialize_from_starts_with_the_weights_of_another_run_and_is_recorded(
     learn, fake, caplog, tmp_path
 ):
     env = fake()
@@ -235,7 +237,7 @@ def test_missing_run_for_initialize_from_leaves_no_files(learn, fake, capsys, tm
         ([1.0, 2.0, 4.5], "mean reward 2.500 over the last 3 episodes"),
     ],
 )
-def test_summary_gives_the_number_of_episodes_in_the_mean_reward(
+def test_final_summary_states_how_many_episodes_the_mean_reward_covers(
     learn, fake, capsys, monkeypatch, returns, said
 ):
     of_learners = result.result_of
@@ -252,7 +254,7 @@ def test_summary_gives_the_number_of_episodes_in_the_mean_reward(
     assert lines[1].endswith(said)
 
 
-def test_timers_file_agrees_with_measured_seconds(learn, fake, tmp_path):
+def test_seconds_in_the_timers_file_agree_with_the_measured_seconds(learn, fake, tmp_path):
     assert learn("--env", fake()) == 0
     tree = json.loads((tmp_path / "results/ppo/run_logs/timers.json").read_text())
     seconds = json.loads((tmp_path / "results/ppo/run_logs/seconds.json").read_text())
@@ -273,7 +275,7 @@ def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
-def test_file_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_path, name):
+def test_file_that_is_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_path, name):
     from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 
@@ -284,7 +286,7 @@ def test_file_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_pat
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_folder_that_contains_only_other_runs_is_not_a_run(tmp_path):
+def test_folder_that_contains_only_folders_of_runs_is_not_taken_for_a_run(tmp_path):
     from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 

@@ -138,7 +138,9 @@ def test_retired_option_still_works_and_logs_its_replacement(flag, config, caplo
         assert at(settings, key) == expected
 
 
-def test_learners_and_lesson_options_reach_the_plan(config, monkeypatch):
+def test_options_learners_and_lesson_are_used_and_num_runs_is_refused_with_torchrun(
+    config, monkeypatch
+):
     assert (plan(config).learners, plan(config).starting_lesson) == (1, None)
     given = plan(config, "--learners", "3", "--lesson", "2")
     assert (given.learners, given.starting_lesson) == (3, 2)
@@ -149,7 +151,7 @@ def test_learners_and_lesson_options_reach_the_plan(config, monkeypatch):
         plan(config, "--num-runs", "2")
 
 
-def test_track_option_takes_commas_and_repetition(config):
+def test_option_track_accepts_names_separated_by_commas_and_may_be_repeated(config):
     assert plan(config).track is None
     sinks = plan(config, "--track", "jsonl,tensorboard", "--track", "jsonl").track
     assert sinks == ("jsonl", "tensorboard")
@@ -170,7 +172,9 @@ def test_track_option_takes_commas_and_repetition(config):
         (["--deterministic"], "network_settings.deterministic", True),
     ],
 )
-def test_options_for_all_behaviors_apply_to_unlisted_behaviors_too(option, key, expected, config):
+def test_options_for_all_behaviors_apply_also_to_behaviors_that_the_file_does_not_list(
+    option, key, expected, config
+):
     settings = plan(config, *option).settings
     for name in ("Rover", "Drone", "Unlisted"):
         assert at(settings.for_behavior(name), key) == expected
@@ -181,7 +185,9 @@ def test_options_for_all_behaviors_apply_to_unlisted_behaviors_too(option, key, 
     assert at(built_in.for_behavior("Any"), key) == expected
 
 
-def test_curriculum_and_sampler_paths_are_below_the_docker_volume(config, monkeypatch):
+def test_option_docker_target_name_places_relative_paths_below_the_docker_volume(
+    config, monkeypatch
+):
     seen: dict[str, Any] = {}
     real = learn_settings.load_run_settings
 
@@ -221,12 +227,12 @@ def test_system_chooses_free_ports_unless_a_port_is_given(words, port, config, c
     assert ("--base-port is ignored" in caplog.text) == (words == "--base-port 7000")
 
 
-def test_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_file(config):
+def test_option_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_file(config):
     env = plan(config, "--attach", "3", "--base-port", "7000").settings.env_settings
     assert (env.num_envs, env.env_path) == (3, None)
 
 
-def test_num_runs_gives_each_run_a_numbered_id_and_a_seed_that_is_one_larger(config, tmp_path):
+def test_num_runs_gives_each_run_a_numbered_id_and_the_next_seed(config, tmp_path):
     plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
     runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
     assert [run.checkpoint_settings.run_id for run in runs] == ["x-0", "x-1", "x-2"]
@@ -259,7 +265,7 @@ def test_num_runs_with_resume_resumes_only_existing_runs(config, tmp_path):
         ("force: true", ["--resume"], (True, False, None)),
     ],
 )
-def test_option_overrides_the_file_and_resume_overrides_initialize_from(
+def test_command_line_overrides_the_file_and_resume_overrides_initialize_from(
     tmp_path, caplog, file, options, decided
 ):
     path = tmp_path / "config.yaml"
@@ -297,7 +303,7 @@ def test_option_overrides_the_file_and_resume_overrides_initialize_from(
         (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
-def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, message):
+def test_error_names_the_option_with_the_wrong_value(config, options, message):
     with pytest.raises(SettingsError) as caught:
         plan(config, *options)
     assert str(caught.value).startswith(message)
@@ -318,7 +324,9 @@ def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, messa
         ),
     ],
 )
-def test_error_gives_the_file_and_line_or_the_option_of_the_mistake(tmp_path, text, option, said):
+def test_mistake_is_reported_at_the_file_and_line_or_at_the_option_that_contains_the_mistake(
+    tmp_path, text, option, said
+):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=said):
@@ -329,7 +337,7 @@ def test_error_gives_the_file_and_line_or_the_option_of_the_mistake(tmp_path, te
     ("short", "dest"),
     [("--w", "width"), ("--c", "capture_frame_rate"), ("--torch-d", "torch_device")],
 )
-def test_abbreviation_prefers_present_options_to_retired_options(short, dest):
+def test_abbreviated_option_means_a_present_option_rather_than_a_retired_option(short, dest):
     assert vars(parsed(short, "5"))[dest] in (5, "5")
     assert vars(parsed("--sl"))["slow"] is True
 
@@ -388,7 +396,7 @@ def said_by(capsys, *words: str, code: int = 0) -> str:
     return out or error
 
 
-def test_ambiguous_option_ends_in_an_error_and_version_and_help_print_their_texts(capsys):
+def test_learn_refuses_an_ambiguous_option_and_prints_version_and_help(capsys):
     error = said_by(capsys, "--re", code=2)
     assert error.startswith("error: ambiguous option: --re could match")
     assert error.count("\n") == 1
@@ -421,7 +429,7 @@ def test_inference_with_untrained_networks_logs_a_warning(config, caplog):
     assert "untrained" not in caplog.text
 
 
-def test_options_after_env_args_are_warned_about(capsys):
+def test_learn_options_after_the_option_env_args_cause_a_warning(capsys):
     words = ["learn", "--env", "Game", "--env-args", "--level", "7", "--run-id", "a"]
     cli.parser_for(words).parse_args(words)
     assert capsys.readouterr().err == (

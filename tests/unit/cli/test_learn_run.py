@@ -54,7 +54,9 @@ def asked(monkeypatch):
     return seen
 
 
-def test_all_settings_reach_the_trainer_with_paths_of_renamed_weights(asked, tmp_path):
+def test_learn_passes_all_settings_and_the_renamed_paths_of_initial_weights_to_the_trainer(
+    asked, tmp_path
+):
     run = settings(force=True)
     plan = Plan(
         settings=run,
@@ -96,7 +98,7 @@ def test_all_settings_reach_the_trainer_with_paths_of_renamed_weights(asked, tmp
 
 
 @pytest.mark.parametrize(("resume", "is_written"), [(True, False), (False, True)])
-def test_only_inference_with_resume_writes_neither_configuration_nor_logs(
+def test_inference_writes_configuration_and_logs_unless_resume_is_given(
     resume, is_written, asked, tmp_path
 ):
     run = settings(resume=resume, inference=True)
@@ -108,7 +110,9 @@ def test_only_inference_with_resume_writes_neither_configuration_nor_logs(
     assert (asked.options["starting_lesson"], asked.options["learners"]) == (0, 1)
 
 
-def test_chosen_steps_per_update_is_written_to_configuration(asked, tmp_path):
+def test_steps_per_update_chosen_by_auto_is_written_to_the_configuration_of_the_run(
+    asked, tmp_path
+):
     trainer = {"trainer_type": "sac", "hyperparameters": {"steps_per_update": "auto"}}
     run = load_run_settings(None, overrides={"behaviors": {"A": trainer}})
     folder = RunFolder(tmp_path)

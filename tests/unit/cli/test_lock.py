@@ -74,13 +74,13 @@ def test_dvc_reads_a_lock_file_that_was_truncated_at_any_byte(
         "not DVC's",
     ],
 )
-def test_complete_or_otherwise_broken_lock_file_is_unchanged(text: str, tmp_path: Path):
+def test_dvc_lock_that_is_complete_or_broken_in_another_way_is_unchanged(text: str, tmp_path: Path):
     path = tmp_path / "dvc.lock"
     path.write_text(text)
     truncate_incomplete_dvc_lock(tmp_path)
     assert path.read_text() == text
 
 
-def test_missing_lock_file_is_no_error(tmp_path: Path):
+def test_missing_dvc_lock_is_no_error(tmp_path: Path):
     truncate_incomplete_dvc_lock(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ def told(capsys, file: Path, tree: Path) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_commit_is_found_by_digests_of_source_files(tree):
+def test_provenance_finds_the_git_commit_by_the_digests_of_source_files(tree):
     def found() -> tuple[str | None, str]:
         return commit_with(tree, {f"src/{k}": v for k, v in record(tree)["sources"].items()})
 
@@ -97,7 +97,7 @@ def test_commit_is_found_by_digests_of_source_files(tree):
     assert found()[0] == first, "an earlier state again"
 
 
-def test_commit_is_unknown_without_a_repository(tmp_path):
+def test_provenance_knows_no_commit_without_a_git_repository(tmp_path):
     assert "no git repository" in commit_with(tmp_path, {})[1]
     git(tmp_path, "init", "-q")
     assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
@@ -160,7 +160,9 @@ def test_diff_names_the_first_cause_of_a_difference(changes, first, tree, tmp_pa
     assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
 
 
-def test_diff_of_equal_records_reports_same_bytes_or_other_machine(tree, tmp_path, capsys):
+def test_diff_of_equal_records_reports_equal_files_or_names_the_machine_as_the_remaining_cause(
+    tree, tmp_path, capsys
+):
     original = model(tmp_path / "one.onnx", record(tree))
     same = model(tmp_path / "same.onnx", record(tree))
     assert main(["provenance", "--diff", str(original), str(same)]) == 0
@@ -215,7 +217,9 @@ def test_diff_names_the_machine_if_both_runs_recorded_it(
         assert f"The first cause by which they may differ: {cause}" in out
 
 
-def test_edited_sources_and_environment_are_reported_as_different(tree, tmp_path, capsys):
+def test_provenance_reports_edited_sources_and_an_edited_environment_as_different(
+    tree, tmp_path, capsys
+):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
     (tree / "src/pipeline/b.py").unlink()
@@ -230,7 +234,7 @@ def test_edited_sources_and_environment_are_reported_as_different(tree, tmp_path
     assert details["environment ball"] == ["build/env/ball has another content"]
 
 
-def test_input_missing_from_the_tree_is_reported_as_unknown(tree, tmp_path, capsys):
+def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "build/env/ball/program").unlink()
     (tree / "build/env/ball").rmdir()
@@ -246,7 +250,9 @@ def test_input_missing_from_the_tree_is_reported_as_unknown(tree, tmp_path, caps
         *((name, "not installed") for name in ("a-plug-in-of-others", "", "../numpy")),
     ],
 )
-def test_other_version_of_a_package_is_reported(tree, tmp_path, capsys, name, now):
+def test_provenance_reports_packages_that_are_now_installed_in_other_versions(
+    tree, tmp_path, capsys, name, now
+):
     old = provenance.versions() | {name: "1.0.0"}
     value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
     (check,) = [entry for entry in value["checks"] if entry["what"] == "packages"]
@@ -254,7 +260,7 @@ def test_other_version_of_a_package_is_reported(tree, tmp_path, capsys, name, no
     assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
 
 
-def test_record_repeats_a_source_only_if_the_source_changed_between_stages(tree):
+def test_record_repeats_the_digest_of_a_source_file_only_if_the_file_changed_between_stages(tree):
     export_record = record(tree, stage="export")
     export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
     stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
@@ -279,7 +285,7 @@ def learned(folder: Path, **changes) -> provenance.Record:
     return provenance.of_learn(load_run_settings(None, overrides=values | changes), 3, {})
 
 
-def test_record_of_a_learned_policy_has_digests_and_no_paths(tmp_path):
+def test_record_of_a_policy_trained_by_learn_has_digests_and_no_paths(tmp_path):
     first, second = learned(tmp_path / "one"), learned(tmp_path / "two")
     assert provenance.text([first]) == provenance.text([second])
     assert str(tmp_path) not in provenance.text([first])
@@ -294,7 +300,7 @@ def test_record_of_a_learned_policy_has_digests_and_no_paths(tmp_path):
     assert "pipeline/trainer/loop.py" in first["sources"]
 
 
-def test_versions_of_the_packages_in_an_environment_are_recorded(tmp_path):
+def test_record_contains_the_versions_of_packages_in_a_packed_environment(tmp_path):
     program = tmp_path / "game"
     names = ("mujoco_core-4.0.1", "gymnasium-1.4.0", "protobuf-7.0", "numpy-1.0")
     files = {f"lib/{name}.dist-info/METADATA": b"" for name in names}
@@ -313,7 +319,7 @@ def test_versions_of_the_packages_in_an_environment_are_recorded(tmp_path):
     assert recorded() == provenance.versions()
 
 
-def test_the_executable_of_a_simulator_names_its_engine(tmp_path):
+def test_provenance_names_the_engine_of_a_packed_simulator(tmp_path):
     program = pack("balance_ball", tmp_path / "ball")
     assert packages_in(program)["mujoco-core"] == metadata.version("mujoco-core")
 
@@ -351,7 +357,9 @@ def test_damaged_provenance_record_is_refused_in_one_line(damage, tree, tmp_path
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
-def test_record_with_path_outside_of_the_tree_reads_no_file(path, tree, tmp_path, capsys):
+def test_provenance_record_with_a_path_outside_of_the_source_tree_reads_no_file(
+    path, tree, tmp_path, capsys
+):
     (tmp_path / "outside").write_text("secret")
     entry = {"name": "ball", "path": path, "sha256": "0"}
     facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
@@ -359,7 +367,7 @@ def test_record_with_path_outside_of_the_tree_reads_no_file(path, tree, tmp_path
     assert check["verdict"] == "unknown"
 
 
-def test_tree_that_is_neither_checkout_nor_project_is_refused(tree, tmp_path, refused):
+def test_folder_that_is_neither_a_checkout_nor_a_project_is_refused(tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
     assert "is neither a checkout" in refused("provenance", file, "--tree", tmp_path)
 
@@ -403,7 +411,7 @@ def test_provenance_compares_a_policy_with_the_project_that_contains_the_file(
     assert lines[-1] == f"{conclusion} make the same file."
 
 
-def test_project_of_pipeline_init_is_accepted_as_tree(tree, tmp_path, capsys):
+def test_provenance_accepts_a_project_made_by_pipeline_init(tree, tmp_path, capsys):
     theirs = project(tmp_path / "theirs")
     shutil.copytree(tree / "build", theirs / "build")
     checks = told(capsys, model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]

@@ -95,7 +95,9 @@ def test_rebuild_writes_an_mlflow_row_for_each_run_in_results(project: Path, cap
     assert best.run_id == second.info.run_id
 
 
-def test_rebuild_in_a_copy_leaves_the_original_store_unchanged(project: Path, monkeypatch):
+def test_rebuild_in_a_copied_project_leaves_the_original_mlflow_store_unchanged(
+    project: Path, monkeypatch
+):
     assert cli.main(["runs", "--rebuild"]) == 0
     copy = shutil.copytree(project, project.with_name("copy"))
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}

@@ -84,13 +84,13 @@ def test_progress_ignores_stages_that_a_user_has_added(tmp_path: Path):
     assert graph.names == {"env@ball": ENV, "report": REPORT}
 
 
-def test_change_affects_dependent_jobs_among_the_wanted_jobs():
+def test_graph_returns_only_the_wanted_jobs_that_depend_on_a_changed_job():
     assert GRAPH.after(["train@ppo-1"], []) == {A, REPORT}
     assert GRAPH.after(["env@ball"], ["train@ppo-2"]) == {ENV, B}
     assert GRAPH.after(["check"], []) == set()
 
 
-def test_skipped_stage_is_removed_from_the_count(tmp_path):
+def test_progress_does_not_count_a_skipped_stage(tmp_path):
     shown = Shown(tmp_path)
     assert shown.take(ENV, 0.0, state="begun") == ["stage 1 of 4, env ball"]
     assert shown.take(ENV, 2.0, state="done") == ["stage 1 of 4, env ball, done in 0:02"]
@@ -98,7 +98,7 @@ def test_skipped_stage_is_removed_from_the_count(tmp_path):
     assert shown.take(REPORT, 3.0, state="begun") == ["stage 2 of 2, report"]
 
 
-def test_training_line_has_step_speed_reward_and_remaining_time(tmp_path):
+def test_progress_line_of_a_training_has_step_speed_reward_and_remaining_time(tmp_path):
     shown = Shown(tmp_path, A, B, REPORT)
     assert shown.take(A, 0.0, state="begun") == ["stage 1 of 3, train ppo seed 1"]
     assert shown.at(10.0) == ["stage 1 of 3, train ppo seed 1"]
@@ -153,7 +153,7 @@ def test_failed_stage_counts_as_failed_until_a_retry_succeeds(tmp_path):
     assert not shown.screen.running
 
 
-def test_incomplete_event_line_is_read_after_its_end_is_written(tmp_path):
+def test_incomplete_line_of_the_event_file_is_read_after_its_end_is_written(tmp_path):
     shown, line = Shown(tmp_path, A), json.dumps(told(A, 0.0, state="begun"))
     for part, lines in ((line[:7], []), (line[7:], []), ("\n", ["stage 1 of 1, train ppo seed 1"])):
         with shown.events.open("a") as file:
@@ -205,7 +205,7 @@ def test_a_stage_writes_events_of_start_progress_and_end(events, tmp_path, error
     assert facts == [3, 9, 2.0, None]
 
 
-def test_without_a_watching_process_a_stage_writes_no_events_and_prints_normally(
+def test_stage_writes_no_progress_events_and_prints_normally_if_pipeline_run_does_not_watch(
     tmp_path, monkeypatch
 ):
     monkeypatch.delenv(stage_side.FILE, raising=False)
@@ -215,7 +215,7 @@ def test_without_a_watching_process_a_stage_writes_no_events_and_prints_normally
     assert not list(tmp_path.iterdir())
 
 
-def test_unwritable_events_do_not_stop_a_stage(events, tmp_path):
+def test_stage_continues_although_its_progress_events_cannot_be_written(events, tmp_path):
     events.unlink()
     with stage_side.reporting("train", "ppo/seed1", tmp_path):
         stage_side.tell(step=1)
@@ -260,7 +260,7 @@ except Interrupted as error:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_signal_interrupts_the_engine_once_and_waits_for_its_end(tmp_path, name):
+def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_for_its_end(tmp_path, name):
     (tmp_path / "engine.py").write_text(ENGINE)
     completed = subprocess.run(  # noqa: S603  # this interpreter
         [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],

@@ -89,7 +89,7 @@ def test_command_runs_prints_the_mlflow_rows_of_the_outputs_in_a_git_revision(pr
     assert new not in tell(root, None, revision=before)
 
 
-def test_lock_file_may_exceed_the_size_limit_of_settings_files(tmp_path: Path):
+def test_dvc_lock_may_exceed_the_size_limit_of_settings_files(tmp_path: Path):
     root, stage = tmp_path, LOCK.partition("stages:\n")[2].format(path="other", digest="f00d")
     git(root, "init", "-q")
     row, _ = trained(root, b"first")
@@ -105,7 +105,7 @@ def test_lock_file_may_exceed_the_size_limit_of_settings_files(tmp_path: Path):
         tell(root, None, revision="HEAD")
 
 
-def test_table_lists_runs_and_compares_their_files_with_results(project):
+def test_table_lists_runs_and_says_whether_their_files_equal_the_files_in_results(project):
     root, [_, (new, _after)] = project
     header, line = tell(root, None).splitlines()
     assert header.split()[0] == "run"
@@ -117,7 +117,7 @@ def test_table_lists_runs_and_compares_their_files_with_results(project):
     (root / POLICY).write_bytes(before)
 
 
-def test_unknown_run_or_revision_is_refused(project):
+def test_command_runs_refuses_an_unknown_run_or_git_revision(project):
     root, _ = project
     with pytest.raises(PipelineError, match=r"no run 'walk-7'; it has walk-1"):
         tell(root, "walk-7")

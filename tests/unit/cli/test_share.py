@@ -36,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return path
 
 
-def test_a_card_describes_the_run_and_does_not_overwrite_files(trained, tmp_path: Path, refused):
+def test_model_card_describes_the_run_and_is_not_written_over_an_existing_file(
+    trained, tmp_path: Path, refused
+):
     assert cli.main(["card", "results/first", "-o", "card", "--license", "cc-by-4.0"]) == 0
     text = (tmp_path / "card/README.md").read_text()
     _, front, body = text.split("---\n", 2)

@@ -49,7 +49,7 @@ def test_timers_print_share_of_each_part_and_the_unmeasured_rest(file, capsys):
     assert "1.7 times as fast" in "\n".join(lines), "100 s of which 60 are the environment's"
 
 
-def test_predicted_speed_up_follows_from_measured_parts(file):
+def test_speed_up_predicted_by_timers_follows_from_the_measured_parts(file):
     times = read(file)
     assert times.after() == 1.0
     assert times.after(threaded=True) == pytest.approx(100 / 80)
@@ -64,7 +64,7 @@ def test_predicted_speed_up_follows_from_measured_parts(file):
     assert read(file).after(threaded=True) == pytest.approx(180 / 120), "the longer of both counts"
 
 
-def test_updates_shorter_than_a_step_gain_nothing_from_threaded(file, capsys):
+def test_timers_predict_no_gain_from_threaded_if_an_update_is_shorter_than_a_step(file, capsys):
     """SAC has one update for each step, so `threaded` gains nothing."""
     content = tree(**TIMES)
     parts = content["children"]["TrainerController.start_learning"]["children"]
@@ -82,7 +82,9 @@ def test_updates_shorter_than_a_step_gain_nothing_from_threaded(file, capsys):
 
 
 @pytest.mark.parametrize(("threaded", "ratio"), [(True, 1.0), (False, 100 / 80)])
-def test_threaded_run_is_predicted_to_hide_its_updates(file, threaded, ratio):
+def test_timers_predict_a_gain_from_threaded_only_if_no_behavior_is_threaded_already(
+    file, threaded, ratio
+):
     behaviors = {"A": {"threaded": False}, "B": {"threaded": threaded}}
     text = json.dumps({"behaviors": behaviors})
     (file.parents[1] / "configuration.yaml").write_text(text)
@@ -133,7 +135,7 @@ def test_timers_propose_steps_per_update_that_fill_the_waiting_time(
     assert "steps_per_update" not in capsys.readouterr().out
 
 
-def test_predictions_exclude_compile_time(file, capsys):
+def test_speed_up_predictions_of_timers_exclude_compile_time(file, capsys):
     """Compiling happens once, so a short run overstates it."""
     times = read(file)
     file.write_text(json.dumps(tree(**TIMES | {"loop": 150, "update": 70, "compile": 50})))
@@ -159,7 +161,7 @@ def test_predictions_exclude_compile_time(file, capsys):
         ({"environment": 20, "update": 90, "loop": 125}, "torch_settings.device", "--time-scale"),
     ],
 )
-def test_advice_concerns_the_slowest_part(file, capsys, changes, said, unsaid):
+def test_timers_give_advice_for_the_slowest_part_of_the_run(file, capsys, changes, said, unsaid):
     file.write_text(json.dumps(tree(**TIMES | changes)))
     assert main(["timers", str(file)]) == 0
     out = capsys.readouterr().out
@@ -168,7 +170,9 @@ def test_advice_concerns_the_slowest_part(file, capsys, changes, said, unsaid):
 
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
-def test_timers_of_mlagents_are_divided_among_environments_and_threads(tmp_path, option):
+def test_seconds_in_a_timers_file_of_mlagents_are_divided_by_environments_and_threads(
+    tmp_path, option
+):
     """The number of environments is in the command line or in the run's configuration."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
@@ -200,7 +204,7 @@ def test_timers_of_mlagents_are_divided_among_environments_and_threads(tmp_path,
     assert (times.n_exchanges, times.n_minibatches) == (20, 30)
 
 
-def test_two_timer_files_are_compared_in_one_table(file, tmp_path, capsys):
+def test_timers_files_of_two_runs_are_compared_in_one_table(file, tmp_path, capsys):
     other = tmp_path / "other.json"
     other.write_text(json.dumps(tree(**TIMES | {"loop": 50, "environment": 15})))
     assert main(["timers", str(file), str(other)]) == 0
@@ -219,7 +223,7 @@ def test_two_timer_files_are_compared_in_one_table(file, tmp_path, capsys):
         ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
     ],
 )
-def test_file_without_timers_is_refused_in_one_line(tmp_path, refused, text, said):
+def test_file_that_contains_no_timers_is_refused_in_one_line(tmp_path, refused, text, said):
     path = tmp_path / "timers.json"
     if text is not None:
         path.write_text(text)

@@ -75,7 +75,9 @@ def fail(root: Path, error: type[Exception], name: str) -> None:
             raise error("boom")
 
 
-def test_outputs_appear_only_if_the_stage_succeeds_and_makes_all_declared_outputs(root):
+def test_results_folder_gets_outputs_only_if_the_stage_succeeds_and_makes_all_declared_outputs(
+    root,
+):
     for error, said, name in (
         (RuntimeError, "boom", "curves"),
         (StageError, "did not make results/a/curves", "model.bin"),
@@ -95,7 +97,7 @@ def test_outputs_appear_only_if_the_stage_succeeds_and_makes_all_declared_output
     assert list(again.run.iterdir()) == []
 
 
-def test_new_output_replaces_the_whole_old_folder(root: Path):
+def test_new_output_folder_of_a_stage_replaces_the_whole_old_folder(root: Path):
     finish(root)
     (root / "results/a/curves/left-over.png").touch()
     finish(root)
@@ -103,7 +105,9 @@ def test_new_output_replaces_the_whole_old_folder(root: Path):
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
 
 
-def test_outputs_can_be_published_to_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_outputs_can_be_moved_into_a_results_folder_on_another_disk(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As if `results` were a link to another disk, which Snakemake follows."""
     replace, rename = Path.replace, os.rename
 
@@ -125,7 +129,7 @@ def test_outputs_can_be_published_to_another_disk(root: Path, monkeypatch: pytes
         ]
 
 
-def test_next_attempt_removes_leftovers_of_an_attempt_killed_while_publishing(
+def test_next_attempt_of_a_stage_removes_files_of_an_attempt_killed_while_writing_its_results(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     finish(root)
@@ -149,7 +153,7 @@ def test_next_attempt_removes_leftovers_of_an_attempt_killed_while_publishing(
     assert not (root / "results/.work/report/walk/seed1/old").exists()
 
 
-def test_next_attempt_removes_temporary_files_of_a_killed_attempt(
+def test_next_attempt_of_a_stage_removes_temporary_files_of_a_killed_attempt(
     root: Path,
 ):
     before = tempfile.gettempdir()
@@ -168,7 +172,7 @@ def test_next_attempt_removes_temporary_files_of_a_killed_attempt(
 @pytest.mark.parametrize(
     "other", [None, "src/pipeline/dag/stages/other.py", "folder/.snakemake_timestamp"]
 )
-def test_killed_attempt_is_resumed_if_its_inputs_are_the_same(root, other):
+def test_killed_stage_is_resumed_if_its_inputs_are_unchanged(root, other):
     """Code of another stage and Snakemake's marker file do not count as inputs."""
     stop(root)
     if other:
@@ -220,7 +224,7 @@ def change_code(root: Path) -> dict:
         change_code,
     ],
 )
-def test_killed_attempt_starts_again_if_its_inputs_have_changed(root: Path, change):
+def test_killed_stage_starts_from_the_beginning_if_its_inputs_have_changed(root: Path, change):
     stop(root)
     attempt = finish(root, **change(root))
     assert not attempt.resumed
@@ -236,7 +240,9 @@ def lost(root: Path) -> None:
     shutil.rmtree(root / "results/a/curves")
 
 
-def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_retried_stage_uses_the_outputs_of_its_finished_attempt(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
     lost(root)
     facts = root / "results/.work/report/walk/seed1/stage.json"
     before = facts.read_bytes()
@@ -250,7 +256,7 @@ def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
-def test_a_retry_with_other_inputs_runs_all_work_again(
+def test_retried_stage_whose_inputs_have_changed_repeats_all_its_work(
     root: Path, monkeypatch: pytest.MonkeyPatch, change
 ):
     lost(root)
@@ -295,7 +301,7 @@ def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_second_process_on_a_job_is_refused_with_the_id_of_the_first_process(root: Path):
+def test_stage_that_runs_already_is_refused_with_the_id_of_the_running_process(root: Path):
     def second() -> None:
         with attempt_at(job(), root):
             raise AssertionError("two attempts")
@@ -333,7 +339,7 @@ def test_stage_json_is_written_outside_of_the_declared_outputs(root: Path):
     assert facts["versions"]["numpy"]
 
 
-def test_result_is_not_published_to_dvc_if_parameters_changed_during_the_run(
+def test_result_is_not_given_to_dvc_if_parameters_changed_while_the_stage_ran(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def run(*, edited: bool) -> Attempt:
@@ -354,7 +360,7 @@ def test_result_is_not_published_to_dvc_if_parameters_changed_during_the_run(
     run(edited=True)  # Snakemake records the parameters at the job's start
 
 
-def test_dvc_records_the_sources_that_a_stage_began_with(
+def test_dvc_records_the_sources_as_they_were_at_the_start_of_the_stage(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("DVC_STAGE", "report")
@@ -372,7 +378,7 @@ def test_dvc_records_the_sources_that_a_stage_began_with(
     assert code_file.read_text() != before, "a stage after an edit notes what it runs"
 
 
-def test_unreadable_parameters_at_the_end_do_not_stop_the_publication(
+def test_params_yaml_that_is_unreadable_after_a_stage_does_not_prevent_writing_its_results(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken() -> Job:
@@ -401,7 +407,9 @@ def test_file_that_was_edited_during_a_run_is_named_in_a_warning(
     assert caplog.messages == []
 
 
-def test_attempt_is_marked_finished_after_the_outputs_and_the_copy_of_them_exist(root, monkeypatch):
+def test_attempt_is_marked_finished_only_after_the_outputs_and_their_backup_copy_exist(
+    root, monkeypatch
+):
     seen, mark, copy = [], attempts._mark, shutil.copytree
     target = root / "results/a/model.bin"
 
@@ -419,7 +427,7 @@ def test_attempt_is_marked_finished_after_the_outputs_and_the_copy_of_them_exist
     assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
 
 
-def test_end_of_a_snakemake_call_is_noted_only_for_finished_jobs_of_that_call(tmp_path: Path):
+def test_only_finished_jobs_of_a_snakemake_call_are_marked_when_the_call_ends(tmp_path: Path):
     marks = {
         "train/a": {"call": "me", "finished": True},
         "train/b": {"call": "me", "finished": False},

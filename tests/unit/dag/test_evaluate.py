@@ -84,7 +84,7 @@ def test_evaluation_uses_the_given_settings_and_films_after_all_episodes(
     assert calls == expected
 
 
-def test_metrics_name_the_policy_and_only_behaviors_without_self_play_are_scored(
+def test_metrics_have_the_digest_of_the_policy_and_behaviors_with_self_play_get_no_score(
     tmp_path, monkeypatch
 ):
     exported = tmp_path / "results/export/e/seed7"
@@ -142,7 +142,7 @@ def test_metrics_name_the_policy_and_only_behaviors_without_self_play_are_scored
     assert "B/std_return" not in results, "of one episode"
 
 
-def test_metrics_of_a_behavior_cover_all_its_teams_and_no_other_behavior():
+def test_metrics_of_a_behavior_combine_episodes_of_all_its_teams_and_of_no_other_behavior():
     played = [
         episode("A?team=0", 0, 1.0, 10),
         episode("B?team=0", 0, 100.0, 90),

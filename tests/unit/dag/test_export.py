@@ -32,7 +32,7 @@ class Report:
         ([{"interrupted_at_steps": [9]}, {"stage": "export"}], [[9], None]),
     ],
 )
-def test_exported_file_is_checked_on_recorded_observations_of_the_policy(
+def test_export_checks_the_onnx_file_with_observations_recorded_in_the_checkpoint(
     history, told, monkeypatch, tmp_path
 ):
     saved = SimpleNamespace(

@@ -46,7 +46,9 @@ environments:
         ),
     ],
 )
-def test_an_unknown_name_is_reported_with_its_line_and_a_suggestion(tmp_path, text, said, right):
+def test_unknown_third_party_environment_is_reported_with_its_line_and_a_suggestion(
+    tmp_path, text, said, right
+):
     file = tmp_path / "params.yaml"
     file.write_text(f"environments:\n  cart: {text}\n")
     with pytest.raises(SettingsError) as refused:
@@ -58,7 +60,7 @@ def test_an_unknown_name_is_reported_with_its_line_and_a_suggestion(tmp_path, te
     check_ids(load_params(file))
 
 
-def test_environment_module_is_found_in_the_folder_of_params_yaml(tmp_path, monkeypatch):
+def test_environment_module_is_searched_in_the_folder_of_params_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "cart_of_this_test.py").write_text(
         "import gymnasium\ngymnasium.register('Mine-v0', entry_point='x:Y')\n"
@@ -76,7 +78,7 @@ def test_plan_refuses_an_unknown_id_with_exit_code_2(tmp_path, monkeypatch, caps
     assert not Path("workflow").exists()
 
 
-def test_recording_is_refused_for_third_party_environments(tmp_path):
+def test_recording_of_demonstrations_is_refused_for_third_party_environments(tmp_path):
     build = Build(file=tmp_path / "cart", args=(), simulator=None)
     with pytest.raises(StageError, match="cart: only built-in simulators have an expert"):
         record(build, tmp_path / "x.demo", episodes=1, seed=0, log_folder=tmp_path)
@@ -115,7 +117,7 @@ def test_env_build_reports_a_mistake_in_one_line_with_exit_code_2(tmp_path, caps
         ("mpe2", naming.full_name, "mpe2.simple_tag_v3", "games"),
     ],
 )
-def test_missing_package_is_named_with_the_command_that_installs_it(
+def test_missing_gymnasium_package_is_named_with_the_command_that_installs_the_package(
     monkeypatch, package, find, env_id, extra
 ):
     class Missing:

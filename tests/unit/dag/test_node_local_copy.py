@@ -22,7 +22,7 @@ def built(root: Path, content: str = "one") -> Path:
     return folder
 
 
-def test_build_runs_in_place_or_from_a_copy_in_the_scratch_folder(tmp_path, monkeypatch):
+def test_environment_runs_in_place_or_from_a_copy_in_the_scratch_folder(tmp_path, monkeypatch):
     folder = built(tmp_path)
     monkeypatch.delenv("PIPELINE_SCRATCH", raising=False)
     assert load(folder).file == tmp_path / "build/env/walker/program"
@@ -45,7 +45,7 @@ def test_build_runs_in_place_or_from_a_copy_in_the_scratch_folder(tmp_path, monk
     assert (other.file.parent / "data/level").read_text() == "two"
 
 
-def test_folder_without_environment_json_is_refused(tmp_path, monkeypatch):
+def test_environment_folder_without_environment_json_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PIPELINE_SCRATCH", str(tmp_path / "disk"))
     with pytest.raises(StageError, match=r"environment\.json"):
         load(tmp_path)

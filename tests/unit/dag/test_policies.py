@@ -8,7 +8,7 @@ from pipeline.errors import CheckpointError
 from pipeline.trainer.checkpoints.file import save_checkpoint
 
 
-def test_split_returns_the_checkpoints_that_were_joined(tmp_path):
+def test_split_restores_the_checkpoint_files_that_join_wrote_into_one_file(tmp_path):
     """The order of the behaviors has no effect on the file."""
     checkpoints, history = {}, [{"stage": "train"}, {"stage": "export"}]
     for name in ("B", "My Behavior", "A"):
@@ -26,7 +26,7 @@ def test_split_returns_the_checkpoints_that_were_joined(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "", "a/b", "a" * 300])
-def test_behavior_name_that_is_no_file_name_is_refused(name, tmp_path):
+def test_split_refuses_a_behavior_name_that_cannot_be_a_file_name(name, tmp_path):
     save_checkpoint(tmp_path / "policy.pt", {"behaviors": {"A": {}, name: {}}})
     with pytest.raises(CheckpointError, match=r"policy\.pt: behavior '.*cannot be a folder's name"):
         policies.split(tmp_path / "policy.pt", tmp_path / "again")

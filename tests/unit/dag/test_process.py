@@ -81,14 +81,14 @@ def test_each_signal_ends_the_stage_with_the_exit_code_of_that_signal(number, co
     ],
     ids=["fork", "finalizer", "bare except", "end of the work"],
 )
-def test_signal_ends_the_stage_if_the_exception_of_the_handler_is_dropped(ignoring):
+def test_signal_ends_the_stage_although_other_code_catches_the_keyboard_interrupt(ignoring):
     with start("\n    ".join(["import signal", *ignoring])) as child:
         _, errors = child.communicate(timeout=30)
     assert child.returncode == 143
     assert errors == "interrupted: stopped by SIGTERM\n"
 
 
-def test_signal_is_not_raised_again_while_the_stage_saves_its_state():
+def test_handler_does_not_raise_a_signal_again_while_the_stage_saves_its_state():
     body = [
         "import time",
         "try:",
@@ -159,7 +159,7 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
 @pytest.mark.parametrize("early", ["", "from pipeline.dag import process"])
 @SHELLS
-def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
+def test_a_stage_does_not_start_if_the_engine_that_called_it_was_killed(early, shell):
     """A stage recognizes a dead engine by its session at first, and later by its parent's id."""
     with engine_of(ORPHAN.format(early=early), *shell) as engine:
         assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
@@ -171,7 +171,7 @@ def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SettingsError, OSError])
-def test_signal_stops_the_stage_if_the_work_replaces_the_exception_by_another(error, capsys):
+def test_signal_ends_the_stage_although_other_code_raises_another_exception_instead(error, capsys):
     def work() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -182,7 +182,7 @@ def test_signal_stops_the_stage_if_the_work_replaces_the_exception_by_another(er
     assert capsys.readouterr().err == "interrupted: stopped by SIGTERM\n"
 
 
-def test_failure_without_a_signal_is_raised_unchanged():
+def test_error_of_a_stage_without_a_signal_is_raised_unchanged():
     def work() -> None:
         raise ZeroDivisionError
 
@@ -216,14 +216,14 @@ else:
         ("pipeline.settings", "report.py"),
     ],
 )
-def test_interrupt_during_imports_prints_no_traceback(module, program):
+def test_interrupt_while_a_stage_imports_modules_prints_no_traceback(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
     completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
     assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_environment_variable_sets_the_exit_code_with_which_a_scheduler_requeues_a_job(
+def test_environment_variable_sets_the_exit_code_that_makes_a_scheduler_requeue_the_job(
     monkeypatch, caplog
 ):
     assert process.exit_code(138) == 138
@@ -235,7 +235,7 @@ def test_environment_variable_sets_the_exit_code_with_which_a_scheduler_requeues
     assert "'soon', not an exit code from 1 to 255" in caplog.text
 
 
-def test_stage_finishes_saving_after_its_parent_has_ended():
+def test_stage_saves_its_state_completely_after_its_parent_process_has_ended():
     # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
     saves = [
         "try:",
@@ -279,7 +279,7 @@ def test_successful_stage_returns_0_and_restores_the_signal_handlers():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_garbage_collection_is_rare_only_during_a_short_stage():
+def test_garbage_collector_runs_rarely_only_in_a_short_stage():
     before = gc.get_threshold()
     seen = []
     assert process.run(lambda: seen.append(gc.get_threshold()), short=True) == 0
@@ -302,7 +302,9 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 
 @SHELLS
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
-def test_short_stage_runs_its_exit_handlers_without_a_last_garbage_collection(how, said, shell):
+def test_short_stage_runs_its_exit_handlers_and_skips_the_garbage_collection_at_exit(
+    how, said, shell
+):
     """The thread that watches a parent behind a shell does not count as unfinished work."""
     completed = python("-c", SHORT, how, before=shell, check=False)
     assert (completed.returncode, completed.stdout) == (0, said), completed.stderr
@@ -323,6 +325,6 @@ leave(3)
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
-def test_modules_are_not_unloaded_while_a_daemon_thread_runs(how, said):
+def test_modules_are_not_unloaded_at_exit_while_a_daemon_thread_runs(how, said):
     completed = python("-c", ABANDONED, how, check=False)
     assert (completed.returncode, completed.stdout) == (3, said), completed.stderr

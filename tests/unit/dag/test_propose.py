@@ -54,7 +54,7 @@ def proposed(root: Path, trial: str) -> dict:
     return json.loads((root / proposal_file(trial)).read_text())
 
 
-def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
+def test_each_proposal_file_contains_the_scores_of_all_earlier_trials(root):
     second, third = proposed(root, "rates/002"), proposed(root, "rates/003")
     params = load_params(root / "params.yaml")
     assert second["values"] == params.sweeps["rates"].drawn(1), "in `startup`"
@@ -72,7 +72,7 @@ def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
     assert (second["prune_below"], third["prune_below"]) == ([], [[200, 1.5]])
 
 
-def test_equal_results_give_proposals_with_equal_bytes(root: Path):
+def test_equal_results_of_earlier_trials_give_proposal_files_with_equal_bytes(root: Path):
     for trial in ("rates/002", "rates/003", "rates/004"):
         proposed(root, trial)
     first = (root / proposal_file("rates/004")).read_bytes()
@@ -96,7 +96,7 @@ def test_trial_that_the_sweep_does_not_propose_is_refused(trial: str, said: str,
     assert said in str(caught.value)
 
 
-def test_file_that_is_not_a_proposal_is_refused(root: Path):
+def test_proposal_file_with_invalid_content_is_refused(root: Path):
     path = root / proposal_file("rates/002")
     path.parent.mkdir(parents=True)
     path.write_text("[]")
@@ -116,7 +116,9 @@ def test_file_that_is_not_a_proposal_is_refused(root: Path):
         ("Other", 100, 0.0, False),
     ],
 )
-def test_a_summary_below_the_median_ends_training(behavior, step, reward, ends):
+def test_trial_is_stopped_if_the_mean_reward_of_a_summary_is_below_the_median(
+    behavior, step, reward, ends
+):
     pruner = Pruner({100: 5.0, 200: math.inf}, "Ball")
     pruner.on_summary(behavior, {} if reward is None else {names.REWARD: reward}, step)
     assert pruner.stop is ends

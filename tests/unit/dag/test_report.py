@@ -55,7 +55,7 @@ def test_html_report_needs_no_other_file_and_no_script(tmp_path):
     assert "figure:has(input.s1:not(:checked)) g.s1" in without
 
 
-def test_column_headers_link_to_their_definitions(tmp_path):
+def test_column_headers_in_the_report_link_to_their_definitions(tmp_path):
     _, _, text = page(tmp_path)
     headers = dict(re.findall(r'<th[^>]*><a href="#([^"]+)">([^<]+)</a></th>', text))
     terms = dict(re.findall(r'<dt id="([^"]+)">([^<]+)</dt>', text))
@@ -64,7 +64,7 @@ def test_column_headers_link_to_their_definitions(tmp_path):
     assert headers.items() <= terms.items()
 
 
-def test_note_explains_the_target_by_the_lowest_and_the_best_return(tmp_path):
+def test_report_explains_the_target_return_by_the_lowest_and_the_best_return(tmp_path):
     # the lowest first mean is 1 + 8 / 8, and the best last mean is 6 + 8 / 8
     _, _, text = page(tmp_path)
     assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
@@ -116,7 +116,7 @@ def test_curves_of_single_seeds_are_drawn_if_there_are_too_few_for_an_interval(t
     assert not re.search(r"\bnan\b", text)
 
 
-def test_shown_intervals_depend_on_the_number_of_seeds(tmp_path):
+def test_report_shows_intervals_and_probabilities_of_improvement_only_with_enough_seeds(tmp_path):
     pages = [page(tmp_path, n_seeds=n) for n in (2, 3, 4, 5)]
     for text, shown in (
         ("Thin lines are seeds", [False, True, True, True]),
@@ -129,7 +129,7 @@ def test_shown_intervals_depend_on_the_number_of_seeds(tmp_path):
     assert page(tmp_path, n_seeds=5)[2] == pages[3][2], "equal results give an equal page"
 
 
-def test_caption_says_that_training_curves_are_of_sampled_actions(tmp_path):
+def test_caption_of_learning_curves_says_that_training_samples_its_actions(tmp_path):
     lower = "Training draws its actions; scores come from the most probable ones"
     captions = [
         learning(page(tmp_path, n_seeds=2, **changes)[0]).caption
@@ -139,7 +139,7 @@ def test_caption_says_that_training_curves_are_of_sampled_actions(tmp_path):
     assert all(caption.endswith("Training draws its actions.") for caption in captions[1:])
 
 
-def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
+def test_axis_ticks_of_a_figure_have_a_distance_of_1_2_or_5_times_a_power_of_ten():
     def ticks(low, high):
         axis = svg.Axis(low, high, 0.0, 1.0)
         return [text for _, text in axis.ticks(steps=True)]
@@ -150,7 +150,7 @@ def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
     assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
 
 
-def test_curve_is_named_after_the_right_seed_if_another_seed_has_no_curve(tmp_path):
+def test_curve_is_labeled_with_its_own_seed_if_another_seed_has_no_curve(tmp_path):
     curve = Curve(steps=STEPS, returns=STEPS)
     common = {"experiment": "ppo", "environment": "ball", "behavior": "Ball"}
     outcomes = [

@@ -107,7 +107,7 @@ def test_proposal_records_the_score_of_a_finished_trial_and_lists_running_trials
     ]
 
 
-def test_a_sweep_with_one_evaluation_of_an_earlier_policy_is_refused(root: Path):
+def test_ranking_of_a_sweep_refuses_an_evaluation_that_was_made_with_an_earlier_policy(root: Path):
     for trial in ("rates/003", "rates/004"):
         propose(trial, root)
     (root / "results/train/rates/002/seed2/policy.pt").write_text("another")

@@ -73,7 +73,7 @@ def files_of(job):
     return [path.as_posix() for path in job.inputs], [path.as_posix() for path in job.outputs]
 
 
-def test_each_stage_of_a_run_reads_and_writes_only_files_of_that_run(run):
+def test_each_stage_of_a_run_uses_only_files_of_the_same_run(run):
     cloned, scratch, best = run("cloned", 2), run("scratch", 5), run("rates_best", 7)
     chosen = best.root / "results/sweep/rates/best.json"
     chosen.parent.mkdir(parents=True)
@@ -129,7 +129,9 @@ def test_each_stage_of_an_experiment_depends_only_on_settings_of_that_experiment
     assert (evaluated["episodes"], evaluated["seed"]) == (3, 9), "not the seed of the training"
 
 
-def test_mlflow_key_names_the_run_and_the_policy_that_the_stage_uses(run, tmp_path):
+def test_mlflow_key_contains_experiment_seed_stage_and_the_digest_of_the_policy_that_is_used(
+    run, tmp_path
+):
     cloned = run("cloned", 2)
     for seed in (1, 2):
         policy = tmp_path / f"results/train/cloned/seed{seed}/policy.pt"
@@ -150,7 +152,7 @@ def test_mlflow_key_names_the_run_and_the_policy_that_the_stage_uses(run, tmp_pa
     assert key("train").policy is None, "which it is about to make"
 
 
-def test_results_of_a_run_are_read_by_behavior(tmp_path):
+def test_results_of_a_run_are_read_separately_for_each_behavior(tmp_path):
     results = tmp_path / "results"
     for seed in (1, 2):
         contents = {
@@ -186,7 +188,7 @@ def test_results_of_a_run_are_read_by_behavior(tmp_path):
     assert (trial.evaluated, trial.environment) == (None, "ball")
 
 
-def test_medians_are_over_the_curves_of_all_trials_at_each_step():
+def test_median_for_pruning_at_each_step_covers_the_curves_of_all_trials_and_seeds():
     told = {
         "001": {"curves": [[[100, 1.0], [200, 10.0]], [[100, 2.0], [200, 20.0]]]},
         "002": {"curves": [[[100, 6.0], [200, 60.0]], [[100, 9.0]]]},

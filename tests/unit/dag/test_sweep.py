@@ -38,7 +38,7 @@ def test_trials_are_ranked_by_mean_score_and_equal_scores_keep_the_order_of_tria
     assert [ranked.name[2:] for ranked in rank(TRIALS, goal=goal)] == order
 
 
-def test_table_of_trials_has_a_row_per_trial_and_a_column_per_swept_key():
+def test_table_of_a_sweep_has_a_row_for_each_trial_and_a_column_for_each_swept_key():
     rows = list(csv.reader(io.StringIO(table(rank(TRIALS, goal="maximize"), "mean_return"))))
     assert rows == [
         ["trial", "rank", "score", "metric", "rate", "size"],
@@ -54,7 +54,7 @@ def sweep(**more: object) -> SweepParams:
     return SweepParams(**settings | more)
 
 
-def test_score_is_read_for_the_behavior_that_the_sweep_names(tmp_path: Path):
+def test_score_of_a_trial_is_read_for_the_behavior_that_the_sweep_names(tmp_path: Path):
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps({"A": {"mean_return": 1}, "B": {"mean_return": 2}}))
     assert score_of(path, sweep(behavior="B")) == 2.0

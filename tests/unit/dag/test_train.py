@@ -118,7 +118,9 @@ def test_train_stage_passes_all_settings_to_the_trainer_and_writes_all_results(a
     }
 
 
-def test_pruner_receives_the_summaries_of_a_trial_and_ends_that_trial(asked, monkeypatch):
+def test_train_stage_of_a_sweep_trial_is_stopped_by_the_pruner_and_marked_as_pruned(
+    asked, monkeypatch
+):
     pruner = train.Pruner({100: 5.0}, "A")
     monkeypatch.setattr(train, "_pruner", lambda _: pruner)
     settings = load_run_settings(None, overrides={"behaviors": {"A": BEHAVIORS["A"]}})

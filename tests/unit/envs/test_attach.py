@@ -163,7 +163,7 @@ def test_player_that_does_not_reconnect_in_time_ends_the_run(ports):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_stopping_run_does_not_wait_for_a_lost_player(ports, monkeypatch):
+def test_run_that_is_stopping_does_not_wait_for_a_disconnected_player(ports, monkeypatch):
     monkeypatch.setattr("pipeline.envs.workers._GRACE_S", 0.0)
     workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
     answers = iter([False])  # False when the player is lost; True while the worker waits for it
@@ -173,12 +173,12 @@ def test_stopping_run_does_not_wait_for_a_lost_player(ports, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_without_restarts_a_lost_player_ends_the_run(ports):
+def test_disconnected_player_ends_the_run_if_no_restarts_are_allowed(ports):
     with pytest.raises(UnityCommunicatorStoppedException):
         played(attached(ports))
 
 
-def test_error_names_the_missing_player_and_its_port(ports, play):
+def test_error_about_a_player_that_does_not_connect_names_the_player_and_its_port(ports, play):
     play(ports)
     with pytest.raises(UnityTimeOutException) as caught:
         attached(ports, timeout_wait=0.3)
@@ -189,7 +189,7 @@ def test_error_names_the_missing_player_and_its_port(ports, play):
         pass
 
 
-def test_taken_port_is_refused_with_a_remedy_and_the_other_port_is_freed(ports):
+def test_port_that_another_program_uses_is_refused_and_ports_opened_before_are_released(ports):
     with socket.create_server(("127.0.0.1", ports + 1)):
         with pytest.raises(UnityWorkerInUseException, match=r"choose other ports with --base-po"):
             attached(ports)

@@ -33,7 +33,7 @@ def statistic(name, value, method) -> bytes:
 
 
 @pytest.mark.parametrize("method", [-1, 4, 2**31 - 1])
-def test_statistics_are_stored_until_taken_and_refused_if_their_method_is_unknown(method):
+def test_statistics_are_stored_until_taken_and_refused_if_the_aggregation_method_is_unknown(method):
     channel = StatsSideChannel()
     text = rf"statistic (Score){{40}}\.\.\. has the aggregation method {method}; .* 0 AVERAGE, 1 "
     with pytest.raises(UnitySideChannelException, match=text):
@@ -44,7 +44,7 @@ def test_statistics_are_stored_until_taken_and_refused_if_their_method_is_unknow
     assert channel.get_and_reset_stats() == {}
 
 
-def test_given_engine_settings_and_no_others_are_sent_one_by_one():
+def test_engine_configuration_channel_sends_one_message_for_each_given_setting():
     channel = EngineConfigurationChannel()
     channel.set_configuration(EngineConfig.default_config())
     assert sent(channel) == [
@@ -61,7 +61,7 @@ def test_given_engine_settings_and_no_others_are_sent_one_by_one():
     assert sent(channel) == []
 
 
-def test_parameters_and_samplers_have_the_payload_of_the_specification():
+def test_environment_parameters_and_samplers_are_encoded_as_the_protocol_specifies():
     channel = EnvironmentParametersChannel()
     channel.set_float_parameter("mass", 2.5)
     channel.set_uniform_sampler_parameters("mass", 1, 2, 7)
@@ -76,7 +76,7 @@ def test_parameters_and_samplers_have_the_payload_of_the_specification():
     ]
 
 
-def test_float_properties_that_one_end_sets_are_received_by_the_other_end():
+def test_float_properties_set_in_one_channel_are_received_by_the_channel_at_the_other_end():
     sender, receiver = FloatPropertiesChannel(), FloatPropertiesChannel()
     sender.set_property("wind", 2.0)
     SideChannelManager([receiver]).deliver(SideChannelManager([sender]).outgoing())
@@ -87,14 +87,14 @@ def test_float_properties_that_one_end_sets_are_received_by_the_other_end():
 
 
 @pytest.mark.parametrize("kind", [EngineConfigurationChannel, EnvironmentParametersChannel])
-def test_send_only_channels_refuse_received_messages(kind):
+def test_side_channels_that_only_send_refuse_received_messages(kind):
     channel = kind()
     data = wire.pack([(channel.channel_id, b"x")])
     with pytest.raises(UnityCommunicationException, match=kind.__name__):
         SideChannelManager([channel]).deliver(data)
 
 
-def test_unknown_channel_is_warned_about_once_and_other_channels_get_their_messages(caplog):
+def test_unknown_side_channel_is_warned_about_once_and_other_channels_get_their_messages(caplog):
     raw = RawBytesChannel(uuid.UUID(int=7))
     manager = SideChannelManager([raw])
     frames = [(uuid.UUID(int=5), b"x"), (uuid.UUID(int=7), b"\0y"), (uuid.UUID(int=6), b"")]
@@ -110,7 +110,7 @@ def test_unknown_channel_is_warned_about_once_and_other_channels_get_their_messa
     assert str(wire.TRAINING_ANALYTICS) in caplog.text
 
 
-def test_messages_are_sent_once_in_the_order_of_the_channels():
+def test_side_channel_messages_are_sent_once_in_the_order_of_the_channels():
     engine, parameters = EngineConfigurationChannel(), EnvironmentParametersChannel()
     raw = RawBytesChannel(uuid.UUID(int=1))
     manager = SideChannelManager([engine, parameters, raw])

@@ -23,7 +23,9 @@ def build(path: Path, text: str = "#!/bin/sh\nexit 0\n", mode: int = 0o755) -> P
 
 @linux
 @pytest.mark.parametrize("asked", ["Game", "Game.x86_64", " Game.exe ", "Game.app", "Game.x86"])
-def test_build_is_found_by_its_name_with_any_extension(tmp_path, monkeypatch, asked):
+def test_executable_is_found_although_the_given_name_has_another_extension_or_none(
+    tmp_path, monkeypatch, asked
+):
     monkeypatch.chdir(tmp_path)
     path = build(tmp_path / "Game.x86_64")
     build(tmp_path / "Game.x86")
@@ -31,7 +33,7 @@ def test_build_is_found_by_its_name_with_any_extension(tmp_path, monkeypatch, as
 
 
 @linux
-def test_executable_without_extension_is_found_last(tmp_path):
+def test_executable_with_an_extension_is_preferred_to_one_without_an_extension(tmp_path):
     plain = build(tmp_path / "sim")
     assert launch.find_executable(plain) == plain
     better = build(tmp_path / "sim.x86_64")
@@ -40,7 +42,7 @@ def test_executable_without_extension_is_found_last(tmp_path):
     assert launch.find_executable(inner) == inner
 
 
-def test_missing_build_raises_an_error_with_the_searched_folder(tmp_path, monkeypatch):
+def test_missing_executable_raises_an_error_with_the_searched_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Game").mkdir()
     with pytest.raises(
@@ -51,7 +53,7 @@ def test_missing_build_raises_an_error_with_the_searched_folder(tmp_path, monkey
         launch.find_executable("Game")
 
 
-def test_arguments_have_the_specified_order_and_a_log_file_of_the_user_replaces_ours():
+def test_environment_gets_its_arguments_in_mlagents_order_and_keeps_a_log_file_of_the_user():
     log = Path("/logs/Player-0.log")
     line = launch.command_line(
         Path("env"), port=7105, no_graphics=True, log=log, additional_args=["--foo", "7"]
@@ -71,7 +73,7 @@ def test_arguments_have_the_specified_order_and_a_log_file_of_the_user_replaces_
         ("#!/no/such/interpreter\n", 0o755, "interpreter .* does not exist"),
     ],
 )
-def test_build_that_cannot_be_started_is_reported_with_the_reason(tmp_path, text, mode, said):
+def test_executable_that_cannot_be_started_is_reported_with_the_reason(tmp_path, text, mode, said):
     path = build(tmp_path / "sim", text, mode)
     with pytest.raises(UnityEnvironmentException, match=f"environment {path}: .*{said}"):
         launch.EnvironmentProcess([str(path)])
@@ -109,7 +111,9 @@ def test_environment_gets_the_path_of_this_python_and_is_killed_if_still_running
     assert process._process.returncode == -9
 
 
-def test_long_output_is_trimmed_to_the_last_bytes_while_the_process_runs(tmp_path, monkeypatch):
+def test_long_output_of_an_environment_is_trimmed_to_the_last_bytes_while_the_process_runs(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(launch, "_OUTPUT_LIMIT_BYTES", 50_000)
     path = build(
         tmp_path / "sim",

@@ -56,7 +56,7 @@ def test_environment_name_means_an_existing_executable_or_else_a_simulator(folde
 
 
 @pytest.mark.parametrize("name", ["builds", "./builds/", "../{here}/builds"])
-def test_folder_means_the_only_executable_in_it_and_the_log_names_this_file(
+def test_folder_given_as_environment_means_its_only_executable_which_the_log_names(
     name, folder: Path, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -156,7 +156,9 @@ def test_module_file_is_refused_with_the_form_in_which_environments_are_named(fo
     assert environment_of("line.py") == PathSource(path="line.py")
 
 
-def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, caplog):
+def test_environment_is_built_once_and_again_when_the_source_of_its_module_changes(
+    folder, packed, caplog
+):
     caplog.set_level(logging.INFO)
     first = executable_of(NAME)
     assert first.read_text() == "1"
@@ -174,7 +176,9 @@ def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, 
 
 
 @pytest.mark.parametrize("gone", ["build", "inputs", "distribution", "executable"])
-def test_incomplete_or_outdated_build_is_made_again(folder, packed, monkeypatch, gone):
+def test_environment_is_built_again_if_its_build_is_incomplete_or_outdated(
+    folder, packed, monkeypatch, gone
+):
     first = executable_of(NAME)
     inputs = first.parents[1] / "inputs.json"
     if gone == "build":
@@ -191,7 +195,7 @@ def test_incomplete_or_outdated_build_is_made_again(folder, packed, monkeypatch,
     assert packed == ["1", "1"]
 
 
-def test_failed_build_leaves_no_files(packed, monkeypatch):
+def test_failed_build_of_an_environment_leaves_no_files(packed, monkeypatch):
     original = pack.pack_with
 
     def half(needs, simulator, target, options):
@@ -207,7 +211,7 @@ def test_failed_build_leaves_no_files(packed, monkeypatch):
     assert packed == ["1", "1"]
 
 
-def test_only_the_latest_builds_of_a_name_are_kept(folder, packed):
+def test_only_the_latest_builds_of_an_environment_are_kept(folder, packed):
     for version in range(6):
         (folder / "my_env.py").write_text(str(version))
         last = executable_of(NAME)
@@ -217,7 +221,7 @@ def test_only_the_latest_builds_of_a_name_are_kept(folder, packed):
     assert len(packed) == 6
 
 
-def test_two_threads_that_start_at_once_make_one_build(packed, monkeypatch):
+def test_two_threads_that_start_an_environment_at_once_make_only_one_build(packed, monkeypatch):
     waiting, builds = threading.Event(), []
     original = pack.pack_with
 

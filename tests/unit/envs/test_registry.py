@@ -55,7 +55,7 @@ def registry(web, tmp_path) -> UnityEnvRegistry:
     return env_registry
 
 
-def test_a_manifest_becomes_a_mapping_of_entries(registry):
+def test_registry_manifest_is_read_as_a_mapping_of_entries(registry):
     assert list(registry) == ["Game", "Other"]
     assert len(registry) == 2
     game = registry["Game"]
@@ -67,7 +67,7 @@ def test_a_manifest_becomes_a_mapping_of_entries(registry):
         registry["Gmae"]
 
 
-def test_manifest_is_read_when_an_entry_is_needed(tmp_path):
+def test_registry_manifest_is_not_read_before_an_entry_is_needed(tmp_path):
     registry = UnityEnvRegistry()
     registry.register_from_yaml(tmp_path / "later.yaml")
     registry.register(RemoteRegistryEntry("Game", 1.0, "mine"))
@@ -78,14 +78,14 @@ def test_manifest_is_read_when_an_entry_is_needed(tmp_path):
     assert list(registry) == []
 
 
-def test_manifest_may_be_a_url(web):
+def test_registry_manifest_may_be_given_as_a_url(web):
     registry = UnityEnvRegistry()
     text = manifest(f"{web.url}/game.zip")
     registry.register_from_yaml(web.add("envs.yaml", text.encode()))
     assert registry["Game"].executable().name == "Game.x86_64"
 
 
-def test_entries_without_an_executable_raise_the_errors_of_ml_agents(registry, web):
+def test_registry_entries_without_an_executable_raise_the_errors_of_ml_agents(registry, web):
     with pytest.raises(FileNotFoundError, match="does not contain a valid url for this platform"):
         registry["Other"].make()
     web.add("game.zip", zipped({"readme": b"x"}))
@@ -104,7 +104,7 @@ def test_make_launches_the_fetched_executable_with_arguments_of_the_user_first(r
         registry["Game"].make(file_name="x")
 
 
-def test_an_archive_is_trusted_on_first_use_and_checked_later(
+def test_archive_without_a_known_digest_is_trusted_at_first_use_and_checked_later(
     registry, web, tmp_path, caplog, monkeypatch
 ):
     url = f"{web.url}/game.zip"
@@ -124,7 +124,7 @@ def test_an_archive_is_trusted_on_first_use_and_checked_later(
         registry["Game"].executable()
 
 
-def test_a_digest_in_the_manifest_is_checked_from_the_start(web, tmp_path):
+def test_archive_with_a_digest_in_the_manifest_is_checked_at_first_use(web, tmp_path):
     path = tmp_path / "envs.yaml"
     path.write_text(manifest(f"{web.url}/game.zip", f"      linux_sha256: {'0' * 64}\n"))
     registry = UnityEnvRegistry()
@@ -134,7 +134,7 @@ def test_a_digest_in_the_manifest_is_checked_from_the_start(web, tmp_path):
     assert not (tmp_path / "envs.yaml.lock").exists()
 
 
-def test_a_damaged_lock_file_is_not_overwritten(registry, tmp_path):
+def test_damaged_file_of_trusted_digests_is_not_overwritten(registry, tmp_path):
     lock = tmp_path / "envs.yaml.lock"
     for text, message in (("{", "is damaged"), ("[]", "has no map 'sha256'")):
         lock.write_text(text)

@@ -44,7 +44,7 @@ class Clock:
         return self.now
 
 
-def test_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
+def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
     clock = Clock()
     limits = EnvironmentSettings(
         max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10
@@ -140,7 +140,7 @@ FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
         (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
     ],
 )
-def test_failure_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
+def test_error_of_a_worker_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
     error, options, text, n_restarts
 ):
     workers, relaunches = in_process(error, **options)
@@ -263,7 +263,9 @@ def test_worker_is_reset_if_its_messages_cannot_be_replayed(
 
 
 @pytest.mark.slow
-def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp_path):
+def test_worker_killed_right_after_a_resume_continues_exactly_by_replay_of_its_messages(
+    packed, tmp_path
+):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
     with launched(build) as workers:
         workers.reset()
@@ -279,7 +281,7 @@ def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_long_recordings_of_messages_are_dropped_and_begin_again_with_the_next_state(
+def test_message_recording_above_its_size_limit_is_dropped_until_the_next_state(
     monkeypatch,
 ):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
@@ -322,7 +324,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_closing_workers_keeps_the_error_and_waits_for_processes_only_without_a_failure(
+def test_closing_workers_raises_the_original_error_and_waits_for_processes_only_if_none_failed(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():
@@ -350,7 +352,7 @@ def test_closing_workers_keeps_the_error_and_waits_for_processes_only_without_a_
     assert seconds_waited == [wait_s, wait_s]
 
 
-def test_state_is_returned_with_the_values_kept_for_the_last_request(monkeypatch):
+def test_returned_state_has_the_values_that_were_given_with_the_latest_request(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 8)
 
     def answer(kind, content=b""):

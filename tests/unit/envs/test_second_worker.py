@@ -13,7 +13,7 @@ from pipeline.errors import UnityObservationException, UnityTimeOutException
 @pytest.mark.parametrize(
     ("relaunch", "asked"), [(None, ()), (lambda *_: None, ("state",))], ids=["never", "again"]
 )
-def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch, asked):
+def test_states_of_workers_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch, asked):
     order = []
 
     class Noting(Halves):
@@ -29,7 +29,7 @@ def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch
 
 
 @pytest.mark.parametrize("fails", ["reset send", "reset wait", "send", "wait"])
-def test_worker_restarted_in_one_half_of_a_step_takes_part_in_the_next_step_and_reset(fails):
+def test_worker_restarted_during_a_step_takes_part_in_the_next_step_and_reset(fails):
     envs = [Halves(0), Halves(1, fails=[fails])]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -44,7 +44,7 @@ def test_worker_restarted_in_one_half_of_a_step_takes_part_in_the_next_step_and_
     assert new.calls == ["send", "wait", "reset send", "reset wait", "state", "send", "wait"]
 
 
-def test_state_refusal_names_the_first_worker_without_a_state():
+def test_state_refusal_names_the_first_worker_that_cannot_return_a_state():
     envs = [Worker(0), Worker(1), Worker(2)]
     kind = type("Gives", (Worker,), {"state_refusal": None})
     envs[0] = kind(0)
@@ -54,7 +54,9 @@ def test_state_refusal_names_the_first_worker_without_a_state():
 
 
 @pytest.mark.parametrize(("gives", "is_begun_again"), [(True, True), (False, False)])
-def test_stopping_run_restarts_a_worker_only_if_that_worker_can_continue(gives, is_begun_again):
+def test_run_that_is_stopping_restarts_a_worker_only_if_the_worker_can_continue_its_episodes(
+    gives, is_begun_again
+):
     kinds = [type("Kind", (Worker,), {"state_refusal": None if g else "no"}) for g in (gives, True)]
     envs = [kinds[1](0), kinds[0](1, fails=["step"]), kinds[1](2)]
     relaunch, asked = relaunching(Worker(10, goes_on=True))
@@ -69,7 +71,7 @@ def test_stopping_run_restarts_a_worker_only_if_that_worker_can_continue(gives, 
     assert bool(asked) is is_begun_again
 
 
-def test_worker_that_cannot_continue_begins_no_episode_in_a_stopping_run():
+def test_worker_that_cannot_continue_begins_no_new_episode_while_the_run_is_stopping():
     kind = type("Kind", (Worker,), {"state_refusal": None})
     relaunch, _ = relaunching(new := Worker(10))
     workers = WorkerSet([kind(0), kind(1, fails=["step"])], relaunch=relaunch, restarts=OFTEN)
@@ -80,7 +82,7 @@ def test_worker_that_cannot_continue_begins_no_episode_in_a_stopping_run():
     assert "reset" not in new.calls
 
 
-def test_specification_of_a_restarted_worker_must_equal_its_first_specification():
+def test_behavior_specification_of_a_restarted_worker_must_equal_its_specification_before():
     other = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_hybrid(1, [4]))
     kind = type("Other", (Worker,), {"behavior_specs": {NAME: other}})
     relaunch, _ = relaunching(kind(10))

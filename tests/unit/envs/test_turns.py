@@ -39,7 +39,7 @@ def test_workers_are_divided_into_two_groups_in_order(n, groups):
     assert [list(group) for group in workers.groups] == [list(range(n))], "all in this process"
 
 
-def test_one_group_of_workers_is_awaited_while_the_other_group_computes():
+def test_trainer_waits_for_one_group_of_workers_while_the_other_group_computes_a_step():
     log = []
     workers = WorkerSet([Split(k, log) for k in range(3)])
     workers.reset()
@@ -54,7 +54,7 @@ def test_one_group_of_workers_is_awaited_while_the_other_group_computes():
     assert log[4:] == ["wait 1", "wait 2", "reset 0", "reset 1", "reset 2"]
 
 
-def test_steps_and_actions_of_a_group_are_only_those_of_workers_in_that_group():
+def test_group_of_workers_returns_steps_and_takes_actions_only_of_workers_in_the_group():
     workers = WorkerSet([Split(k, []) for k in range(3)])
     workers.reset()
     (name,) = workers.behavior_specs

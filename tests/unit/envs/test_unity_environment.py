@@ -87,7 +87,9 @@ def test_agents_observe_the_sent_actions_until_their_episodes_end(fake: Path):
         assert env.codec_seconds > 0
 
 
-def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_a_reset(fake: Path):
+def test_action_set_for_one_agent_leaves_zero_actions_for_others_and_the_first_step_resets(
+    fake: Path,
+):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.step()
         assert env.get_steps(NAME)[0].obs[0][0, 0] == 0
@@ -107,7 +109,7 @@ def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_
         assert env._decoders[NAME].n_cached >= 4
 
 
-def test_wrong_shapes_behaviors_and_agents_are_refused(fake: Path):
+def test_unity_environment_refuses_wrong_actions_repeated_sends_and_calls_after_close(fake: Path):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.reset()
         with pytest.raises(
@@ -193,7 +195,9 @@ def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning
 
 
 @pytest.mark.parametrize("when", ["announced-first", "announced-second", "observed-first"])
-def test_behavior_announced_before_the_first_reset_is_known(fake: Path, when, caplog):
+def test_behavior_is_known_whenever_the_environment_announces_it_before_its_first_agents(
+    fake: Path, when, caplog
+):
     with UnityEnvironment(fake, **mode(when)) as env:
         assert list(env.behavior_specs) == [NAME] * (when == "observed-first")
         env.reset()
@@ -239,7 +243,7 @@ def test_workers_that_cannot_start_leave_no_process_behind(fake: Path):
         launch_workers(fake, 2, seed=0, additional_args=["--mode", "exit"], timeout_wait=20)
 
 
-def test_environment_closed_between_the_halves_of_a_step_is_told_to_stop(fake: Path):
+def test_environment_closed_between_step_send_and_step_wait_exits_with_code_0(fake: Path):
     env = UnityEnvironment(fake, timeout_wait=20)
     env.reset()
     env.step_send()

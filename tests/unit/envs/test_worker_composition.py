@@ -245,7 +245,7 @@ class Launched(Worker):
         self.calls.append("connect")
 
 
-def test_every_process_and_every_restart_has_its_own_number_and_seed(monkeypatch):
+def test_every_started_or_restarted_process_gets_its_worker_number_and_a_new_seed(monkeypatch):
     Launched.made = []
     monkeypatch.setattr(workers, "UnityEnvironment", Launched)
     # The second of three learners, each with two workers.
@@ -278,7 +278,7 @@ def test_every_process_and_every_restart_has_its_own_number_and_seed(monkeypatch
     assert len({id(env.channels[0]) for env in made}) == 5
 
 
-def test_parameters_are_drawn_before_each_reset_and_step_that_reads_them():
+def test_sampled_parameter_is_set_before_each_reset_and_step_that_reads_the_parameter():
     read = []
 
     class Reads(Chase):
@@ -298,7 +298,7 @@ def test_parameters_are_drawn_before_each_reset_and_step_that_reads_them():
     assert len(set(read)) == 2
 
 
-def test_state_is_returned_once_and_includes_statistics_that_were_not_taken():
+def test_state_of_an_environment_is_returned_once_and_includes_pending_statistics():
     class Reports(Chase):
         reports: ClassVar = [("score", 0.0, 0)]
 
@@ -572,7 +572,7 @@ def test_restored_environment_drops_actions_that_were_set_and_begins_no_episode(
         env.close()
 
 
-def test_silence_of_an_environment_counts_only_waiting_time_since_the_last_decision(caplog):
+def test_silence_warning_counts_only_the_time_that_the_trainer_has_waited_for_a_decision(caplog):
     now = [0.0]
     watch = SilenceWatch("Game", lambda: "it is quiet", clock=lambda: now[0])
 

@@ -28,7 +28,7 @@ def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
 
 
-def test_wrappers_return_the_rewards_observations_and_ends_of_their_environment(caplog):
+def test_wrappers_return_the_rewards_observations_and_episode_ends_of_their_environment(caplog):
     direct = Chase(seed=4, n_agents=1)
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
     first_obs, other, obs = (env.reset(seed=seed)[0] for seed in (4, 3, 4))
@@ -53,7 +53,7 @@ def test_wrappers_return_the_rewards_observations_and_ends_of_their_environment(
     assert "cannot change" in caplog.text
 
 
-def test_sampled_actions_are_allowed_by_the_mask():
+def test_gym_wrapper_action_space_samples_only_actions_that_the_mask_allows():
     env = UnityToGymWrapper(alone(Forbidden))
     _, info = env.reset()
     for _ in range(60):
@@ -63,7 +63,7 @@ def test_sampled_actions_are_allowed_by_the_mask():
             _, info = env.reset()
 
 
-def test_hybrid_actions_are_a_tuple():
+def test_gym_wrapper_takes_hybrid_actions_as_a_tuple():
     env = UnityToGymWrapper(alone(Both))
     assert isinstance(env.action_space, spaces.Tuple)
     env.reset()
@@ -86,7 +86,7 @@ def test_gym_wrapper_returns_images_as_bytes_and_renders_them():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_old_gym_wrapper_has_the_old_interface_and_wrappers_can_be_vectorized():
+def test_wrapper_for_the_old_gym_has_the_old_interface_and_wrappers_can_be_vectorized():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))
@@ -98,7 +98,7 @@ def test_old_gym_wrapper_has_the_old_interface_and_wrappers_can_be_vectorized():
     envs.close()
 
 
-def test_gym_wrapper_closes_its_environment_with_the_error_of_the_with_block():
+def test_gym_wrapper_passes_the_error_of_a_with_block_to_the_environment_that_it_closes():
     env = Waits()
     with pytest.raises(ZeroDivisionError), UnityToGymWrapper(env):
         raise ZeroDivisionError
@@ -116,7 +116,7 @@ def test_gym_wrapper_closes_its_environment_with_the_error_of_the_with_block():
 
 
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
-def test_possible_agents_are_all_agents_since_the_last_reset(wrapper):
+def test_pettingzoo_possible_agents_are_all_agents_seen_since_the_last_reset(wrapper):
     env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has another id
     seen = set()
     for _ in range(900):
@@ -131,7 +131,7 @@ def test_possible_agents_are_all_agents_since_the_last_reset(wrapper):
     assert len(parallel._spaces) < 300
 
 
-def test_agents_that_send_nothing_for_long_are_removed(monkeypatch):
+def test_pettingzoo_wrapper_removes_agents_that_have_sent_nothing_for_many_steps(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 20)
     monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 16)
     toy = Crowd(seed=2)
@@ -159,7 +159,7 @@ def test_agents_that_send_nothing_for_long_are_removed(monkeypatch):
     assert not vanished & set(env.agents)
 
 
-def test_agents_that_ask_after_their_end_are_hidden_until_the_reset(monkeypatch):
+def test_agents_of_the_next_episode_are_hidden_until_the_pettingzoo_wrapper_is_reset(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 2)
     monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 0)
     env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=3)))
@@ -178,7 +178,7 @@ def test_agents_that_ask_after_their_end_are_hidden_until_the_reset(monkeypatch)
     assert list(env.reset()[0]) == agents
 
 
-def test_spaces_stay_the_same_over_resets():
+def test_pettingzoo_wrapper_returns_the_same_spaces_after_every_reset():
     env = UnityParallelEnv(lambda seed: InProcessEnvironment(Chase(n_agents=2, seed=seed)), seed=1)
     spaces_of = {agent: env.action_space(agent) for agent in env.possible_agents}
     for seed in (None, 3):
@@ -186,7 +186,7 @@ def test_spaces_stay_the_same_over_resets():
         assert all(env.action_space(agent) is spaces_of[agent] for agent in env.agents)
 
 
-def test_spaces_change_with_a_new_environment():
+def test_pettingzoo_wrapper_returns_new_spaces_after_a_reset_that_makes_a_new_environment():
     toys = iter([Chase, Both])
     env = UnityParallelEnv(lambda seed: InProcessEnvironment(next(toys)(n_agents=1, seed=seed)))
     (agent,) = env.possible_agents
@@ -206,7 +206,9 @@ class Silent(Chase):
         return {}
 
 
-def test_environment_without_decisions_is_refused(monkeypatch):
+def test_pettingzoo_wrapper_refuses_an_environment_without_decisions_and_a_step_before_reset(
+    monkeypatch,
+):
     monkeypatch.setattr(pettingzoo_wrapper, "MAX_EMPTY_STEPS", 50)
     with pytest.raises(UnityPettingZooException, match="No agent asked for a decision in 50 steps"):
         UnityParallelEnv(env := InProcessEnvironment(Silent()))

@@ -53,7 +53,7 @@ FETCH = fetch()[:-1] + ", "
         ),
     ],
 )
-def test_each_source_is_read_with_its_own_keys(text, meant):
+def test_each_kind_of_environment_source_is_read_with_its_own_keys(text, meant):
     assert read(text) == meant
 
 
@@ -75,7 +75,9 @@ def test_each_source_is_read_with_its_own_keys(text, meant):
         ("C:\\Games\\Game", PathSource(path="C:\\Games\\Game")),
     ],
 )
-def test_environment_name_determines_its_source(name: str, meant: EnvironmentParams) -> None:
+def test_environment_given_as_one_name_gets_its_source_from_the_form_of_the_name(
+    name: str, meant: EnvironmentParams
+) -> None:
     assert named(name) == meant
     assert read(f"'{name}'") == meant
 
@@ -86,7 +88,7 @@ def test_environment_name_is_a_path_if_an_executable_has_this_name() -> None:
     assert named("tag", is_file=lambda _: False) == BuiltinSource(source="builtin", name="tag")
 
 
-def test_bridge_options_leave_out_defaults() -> None:
+def test_packed_options_of_a_third_party_environment_leave_out_default_values() -> None:
     plain = read("{source: gymnasium, id: Hopper-v5}")
     assert isinstance(plain, BridgeSource)
     assert plain.packed()[1] == {"id": "Hopper-v5", "n_agents": 16}
@@ -130,7 +132,9 @@ BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windo
         ),
     ],
 )
-def test_archive_applies_to_its_platforms_or_to_all_platforms(text, archives):
+def test_archive_is_used_only_on_its_platform_or_without_a_platform_on_all_platforms(
+    text, archives
+):
     game = read(f"{{source: fetch, {text}, args: [--a]}}")
     assert (type(game), game.source, game.args) == (FetchSource, "fetch", ("--a",))
     found = {name: game.archive(name) for name in ("linux", "darwin", "windows")}
@@ -139,7 +143,9 @@ def test_archive_applies_to_its_platforms_or_to_all_platforms(text, archives):
         assert game.platforms() == ("linux",)
 
 
-def test_watched_path_of_a_module_is_the_path_that_python_imports(tmp_path, monkeypatch):
+def test_dependency_path_of_an_environment_module_is_the_path_that_python_imports(
+    tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(tmp_path)
     for folder in ("regular_one", "namespace_one", "only_folder"):
         (tmp_path / folder).mkdir()
@@ -154,7 +160,7 @@ def test_watched_path_of_a_module_is_the_path_that_python_imports(tmp_path, monk
     assert ModuleSource(source="module", id="missing:make").found(tmp_path) is None
 
 
-def test_path_without_suffix_finds_the_existing_build(tmp_path):
+def test_path_of_an_environment_without_a_suffix_finds_the_existing_executable(tmp_path):
     builds = {"linux": "linux.x86_64", "windows": "windows.exe", "mac": "mac.app", "plain": "plain"}
     for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
         (tmp_path / name).touch()
@@ -163,7 +169,7 @@ def test_path_without_suffix_finds_the_existing_build(tmp_path):
     assert {name: PathSource(path=name).found(tmp_path) for name in builds} == builds
 
 
-def test_missing_build_outside_of_the_project_is_refused(tmp_path):
+def test_missing_executable_outside_of_the_project_is_refused(tmp_path):
     """Regression: the plan was written, and Snakemake then failed with MissingInputException."""
     (tmp_path / "game").mkdir()
     file = tmp_path / "project/params.yaml"
@@ -183,7 +189,7 @@ def test_missing_build_outside_of_the_project_is_refused(tmp_path):
         write_plan(load_params(file), table)
 
 
-def test_plan_lists_dependencies_of_each_environment(tmp_path):
+def test_plan_lists_the_files_that_each_environment_is_made_from(tmp_path):
     file = tmp_path / "params.yaml"
     (tmp_path / "game.x86_64").touch()
     file.write_text(

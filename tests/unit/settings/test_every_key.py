@@ -135,5 +135,5 @@ def test_every_key_of_a_flat_section_is_converted(
     assert not [text for text in caplog.messages if "unknown key" in text]
 
 
-def test_table_of_flat_keys_in_this_test_has_every_key_of_the_converter() -> None:
+def test_table_of_old_keys_in_this_test_has_every_key_that_the_converter_knows() -> None:
     assert {key for key, *_ in FLAT} | {"curriculum"} == FLAT_KEYS

@@ -103,7 +103,7 @@ def test_missing_files_named_in_params_yaml_are_reported(trainer, change, expect
     assert refusal(SettingsError, check_files, load_params()).startswith(expected)
 
 
-def test_output_of_another_stage_may_be_missing():
+def test_file_that_another_stage_writes_may_be_missing():
     run("behaviors:\n  A: {init_path: results/train/other/seed1/policy.pt}\n")
     Path("params.yaml").write_text(PARAMS)
     check_files(load_params())
@@ -134,7 +134,7 @@ def test_first_missing_demonstration_of_each_behavior_is_reported(folder, caplog
     assert told(caplog.messages) == ["a1.demo", "b1.demo"]
 
 
-def test_demonstration_of_a_stage_may_be_missing_if_training_waits_for_the_stage(folder):
+def test_demonstration_may_be_missing_if_training_waits_for_the_stage_that_records_it(folder):
     (folder / "own.demo").touch()
     run("behaviors: {A: {behavioral_cloning: {demo_path: [own.demo, data/demos/two.demo]}}}")
     two = "  two: {environment: ball, episodes: 2, seed: 1}\nexperiments:"

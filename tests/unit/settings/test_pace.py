@@ -26,7 +26,9 @@ PROFILES = {
 
 
 @pytest.mark.parametrize(("profile", "expected"), PROFILES.values(), ids=PROFILES)
-def test_chosen_pace_fits_updates_into_the_waiting_time(profile, expected):
+def test_chosen_steps_per_update_fits_updates_into_the_time_that_the_trainer_waits(
+    profile, expected
+):
     share = free_share(n_cores=profile.get("cores", 2), n_envs=profile.get("envs", 1), n_threads=1)
     pace = chosen_pace(
         wait_s=profile["wait_ms"] / 1e3,
@@ -41,7 +43,9 @@ def test_chosen_pace_fits_updates_into_the_waiting_time(profile, expected):
 
 @pytest.mark.parametrize("wait_ms", [0.1, 1.0, 6.0, 14.0, 30.0])
 @pytest.mark.parametrize("update_ms", [0.5, 2.0, 6.0, 9.0, 20.0, 80.0])
-def test_updates_at_the_chosen_pace_take_no_longer_than_the_waiting_time(wait_ms, update_ms):
+def test_updates_with_the_chosen_steps_per_update_take_no_longer_than_the_waiting_time(
+    wait_ms, update_ms
+):
     """Simulate exchanges of one agent, and add up how far updates outlast the waiting time."""
     pace = chosen_pace(wait_s=wait_ms / 1e3, gradient_step_s=update_ms / 1e3, n_rows=1)
     n_exchanges, done, late_ms = 6400, 0, 0.0

@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
     "written",
     ["env_settings: {env_path: mine, num_envs: 3}", "env_settings.env_path: mine"],
 )
-def test_executable_of_the_dag_overrides_env_path_of_file_and_overrides(folder, written):
+def test_executable_that_the_dag_builds_replaces_every_env_path_in_the_settings(folder, written):
     file, trainer = folder / "params.yaml", folder / "config/t.yaml"
     trainer.write_text(f"{trainer.read_text()}\nenv_settings: {{env_path: of the trainer}}\n")
     file.write_text(FILE.replace("overrides:\n", f"overrides:\n      {written}\n", 1))
@@ -94,7 +94,7 @@ def test_mistake_in_an_override_of_params_yaml_is_reported_with_its_line(folder:
     )
 
 
-def test_track_selects_the_sinks_of_all_experiments(folder):
+def test_section_track_of_params_yaml_selects_the_metric_sinks_of_all_experiments(folder):
     file = folder / "params.yaml"
     assert load_params(file).track is None
     file.write_text(FILE + "track:\n  - jsonl\n  - stats_writers\n")

@@ -111,7 +111,7 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
-def test_value_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
+def test_setting_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
     for key, hint in setting_hints(cls).items():
         for value, said in mistakes(hint):
             message = refusal(SettingsError, read, hint, from_plain(value, "f"), key)
@@ -119,7 +119,7 @@ def test_value_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
             assert said in message
 
 
-def test_generated_mistakes_cover_every_kind_of_limit() -> None:
+def test_mistakes_generated_by_this_test_cover_every_kind_of_limit_of_a_setting() -> None:
     hints = [hint for cls in CLASSES for hint in setting_hints(cls).values()]
     said = " ".join(words for hint in hints for _, words in mistakes(hint))
     for words in ("at least 1", "greater than 0", "at most 65535", "divisible by 2", "a list"):
@@ -134,7 +134,7 @@ def test_generated_mistakes_cover_every_kind_of_limit() -> None:
         ("sac", "steps_per_update", ("reward_signal_steps_per_update",)),
     ],
 )
-def test_hyperparameter_copies_another_hyperparameter_unless_a_value_is_given(
+def test_hyperparameter_without_a_value_takes_the_value_of_its_related_hyperparameter(
     trainer: str, given: str, follow: tuple[str, ...]
 ) -> None:
     value, other = ("constant", "linear") if trainer != "sac" else (10.0, 3.0)
@@ -150,7 +150,7 @@ def test_hyperparameter_copies_another_hyperparameter_unless_a_value_is_given(
     assert {getattr(both, key) for key in others} <= {value}
 
 
-def test_team_change_and_checkpoint_interval_are_derived():
+def test_team_change_is_derived_from_save_steps_and_checkpoint_interval_from_max_steps():
     """5 x save_steps is team_change; even_checkpoints divides max_steps by keep_checkpoints."""
     assert behavior("{self_play: {save_steps: 300}}").self_play.team_change == 1500
     even = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
@@ -166,7 +166,7 @@ def test_whole_number_may_be_written_in_any_notation(key: str, text: str) -> Non
 
 
 @pytest.mark.parametrize(("words", "value"), [("yes Yes YES on On ON", 1), ("no No NO off OFF", 0)])
-def test_yes_and_no_are_truth_values_only_for_boolean_keys(words: str, value: bool) -> None:
+def test_values_yes_and_no_are_booleans_only_for_boolean_keys(words: str, value: bool) -> None:
     for word in words.split():
         settings = load(f"behaviors: {{on: {{network_settings: {{normalize: {word}}}}}}}")
         assert settings.behaviors["on"].network_settings.normalize is bool(value)
@@ -228,7 +228,7 @@ def test_unquoted_number_keeps_its_spelling_where_text_is_expected() -> None:
 # --- default_settings -------------------------------------------------------------------------
 
 
-def test_behavior_inherits_default_settings_at_every_depth() -> None:
+def test_behavior_inherits_default_settings_in_nested_sections() -> None:
     settings = load("""
 default_settings:
   trainer_type: ppo
@@ -255,7 +255,9 @@ behaviors:
     assert b.network_settings.memory is None
 
 
-def test_default_settings_are_completed_before_behaviors_inherit_them() -> None:
+def test_default_settings_get_default_values_before_behaviors_inherit_from_default_settings() -> (
+    None
+):
     settings = load("""
 default_settings: {trainer_type: ppo}
 behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_signals: {rnd: {}}}}
@@ -295,7 +297,7 @@ behaviors:
     )
 
 
-def test_an_unlisted_behavior_gets_the_default_settings() -> None:
+def test_behavior_that_the_file_does_not_list_gets_the_default_settings() -> None:
     settings = load("default_settings: {max_steps: 5}\nbehaviors: {A: {max_steps: 6}}")
     assert settings.for_behavior("A?team=1").max_steps == 6
     assert settings.for_behavior("B?team=0").max_steps == 5
@@ -311,7 +313,9 @@ def test_an_unlisted_behavior_gets_the_default_settings() -> None:
         ("Hopper", ". Add an entry for Hopper there, or set default_settings."),
     ],
 )
-def test_unlisted_behavior_is_an_error_if_a_file_was_given(name, remedy, tmp_path):
+def test_behavior_that_the_file_does_not_list_is_an_error_without_default_settings(
+    name, remedy, tmp_path
+):
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {Walker: {}}")
     message = refusal(SettingsError, load_run_settings(file).for_behavior, name)
@@ -400,7 +404,7 @@ MULTIRANGE = (
     ],
     ids=["the documented spelling", "criteria of the last lesson", "an unknown behavior"],
 )
-def test_misleading_environment_parameters_log_a_warning(text, told, caplog):
+def test_environment_parameters_that_are_probably_mistakes_log_a_warning(text, told, caplog):
     parameters = load(text).environment_parameters
     assert told in caplog.text
     if "g" in parameters and "multirange" in text:
@@ -464,7 +468,7 @@ def test_overrides_replace_values_of_the_file(tmp_path: Path, overrides: dict[st
         ),
     ],
 )
-def test_mistake_in_an_override_is_reported_as_override(
+def test_mistake_in_settings_given_as_overrides_is_reported_under_overrides(
     tmp_path: Path, overrides: dict[str, object], message: str
 ) -> None:
     file = tmp_path / "c.yaml"
@@ -617,7 +621,7 @@ def test_written_configuration_has_mlagents_order_of_keys():
     }
 
 
-def test_additions_to_mlagents_format_are_written_only_where_used():
+def test_keys_that_mlagents_does_not_have_are_written_only_where_they_are_used():
     plain = to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]
     assert "max_grad_norm" not in plain["hyperparameters"]
     settings = load("""

@@ -147,7 +147,7 @@ def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
         assert entry == names | {"before": before, "seeds": [6]}
 
 
-def test_settings_of_a_run_do_not_depend_on_previously_read_runs(params: Params) -> None:
+def test_settings_of_a_run_do_not_depend_on_which_runs_were_read_earlier(params: Params) -> None:
     steps = {"cloned": 700, "base": 800, "grid/001": 900, "grid/002": 900, "grid_best": 800}
     rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2, "grid_best": 0.6}
     chosen = params.path.parent / "results/sweep/grid/best.json"
@@ -168,7 +168,7 @@ def test_settings_of_a_run_do_not_depend_on_previously_read_runs(params: Params)
     assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
 
 
-def test_plugin_versions_of_a_run_follow_from_its_settings_with_overrides(
+def test_recorded_plugin_versions_of_a_run_follow_from_its_settings_with_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
@@ -264,7 +264,7 @@ def test_optuna_study_gets_every_trial_with_values_score_and_state(
     assert len({options["seed"] for options in seeds}) == 3, "of each seed and trial its own"
 
 
-def test_each_key_and_trial_of_a_random_sweep_has_its_own_random_stream(params: Params) -> None:
+def test_random_sweep_draws_different_values_for_each_key_trial_and_seed(params: Params) -> None:
     axes = {key: Axis(interval=Interval(min=0, max=1)) for key in ("a", "b")}
     search = params.sweeps["search"]
     sweep = replace(search, method="random", parameters=axes, runs=9, startup=None)
@@ -275,7 +275,7 @@ def test_each_key_and_trial_of_a_random_sweep_has_its_own_random_stream(params: 
     assert len(set(drawn)) == 2 * 2 * 9
 
 
-def test_function_demonstrations_yields_paths_of_signals_and_cloning_in_order() -> None:
+def test_demonstration_paths_of_reward_signals_and_behavioral_cloning_are_listed_in_order() -> None:
     gail = {"demo_path": ["a.demo", {"path": "b.demo", "weight": 2}]}
     trainer = {
         "reward_signals": {"extrinsic": {}, "rnd": {}, "gail": gail},
@@ -289,7 +289,7 @@ def test_function_demonstrations_yields_paths_of_signals_and_cloning_in_order() 
     ]
 
 
-def test_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_time(
+def test_method_samples_of_a_sweep_with_many_combinations_varies_one_key_at_a_time(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.settings.project.sweeps._MOST_COMBINATIONS", 5)
@@ -299,7 +299,7 @@ def test_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_time(
     assert pairs == [(1, 3), (2, 3), (1, 3), (1, 4), (1, 5)]
 
 
-def test_network_settings_contain_only_trainer_types_and_networks(
+def test_method_network_settings_returns_only_trainer_types_and_network_sections(
     params: Params,
 ) -> None:
     networks = "network_settings: {hidden_units: 24}"
@@ -348,7 +348,7 @@ def test_equal_overrides_in_different_notation_have_equal_canonical_form(
         ("swept", [("base", 1), ("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]),
     ],
 )
-def test_name_of_experiment_sweep_or_subset_gives_each_of_its_runs_once(name, runs, tmp_path):
+def test_runs_named_by_an_experiment_a_sweep_or_a_subset_are_listed_only_once(name, runs, tmp_path):
     experiments = {"to-and-fro" if k == "cloned" else k: v for k, v in FILE["experiments"].items()}
     few = ["base-2", "to-and-fro-3", "base", "grid_best"]
     subsets = {"few": few, "swept": ["base-1", "grid"]}
@@ -360,7 +360,7 @@ def network(encoder: str) -> NetworkSettings:
     return NetworkSettings(vis_encode_type=encoder)
 
 
-def test_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
+def test_recorded_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def versions(group: Group, *names: str) -> dict[str, str]:
@@ -402,7 +402,7 @@ def test_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
     ]
 
 
-def test_place_of_a_key_is_in_the_behavior_or_else_in_default_settings() -> None:
+def test_line_of_a_setting_is_searched_in_the_behavior_and_then_in_default_settings() -> None:
     settings = RunSettings(
         places={
             "default_settings.init_path": "f:1",
@@ -424,7 +424,7 @@ def test_place_of_a_key_is_in_the_behavior_or_else_in_default_settings() -> None
     assert list(places.values()) == ["f:2", "f:1", None, "f:3", None]
 
 
-def test_behavior_with_default_settings_stays_unlisted() -> None:
+def test_behavior_that_gets_default_settings_is_not_added_to_the_listed_behaviors() -> None:
     settings = load_run_settings(
         None,
         overrides={
@@ -457,7 +457,7 @@ def test_mistakes_in_several_reward_signals_are_reported_together() -> None:
     ]
 
 
-def test_document_with_deprecated_keys_gives_equal_settings_when_read_twice(caplog) -> None:
+def test_parsed_document_with_deprecated_keys_can_be_converted_to_settings_twice(caplog) -> None:
     document = parse_yaml(
         "behaviors: {A: {framework: x, network_settings: {conditioning_type: none},"
         " reward_signals: {curiosity: {encoding_size: 9}}}}",
@@ -469,7 +469,7 @@ def test_document_with_deprecated_keys_gives_equal_settings_when_read_twice(capl
     assert (n_told, len(caplog.messages)) == (3, 6)
 
 
-def test_null_removes_an_inherited_reward_signal_from_every_behavior() -> None:
+def test_reward_signal_removed_with_null_stays_removed_when_settings_are_written_and_read() -> None:
     signals = {"extrinsic": {}, "rnd": {}}
     loaded = load_run_settings(
         None,

@@ -517,7 +517,7 @@ def test_term_of_another_library_or_trainer_is_refused_with_the_right_key(
     ],
     ids=["every block", "no behavior", "a signal that is not inherited"],
 )
-def test_valid_files_are_read(text, signals, tmp_path):
+def test_valid_configuration_files_are_read(text, signals, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     behaviors = load_run_settings(tmp_path / "x.yaml").behaviors
     assert {name: [*behavior.reward_signals] for name, behavior in behaviors.items()} == signals
@@ -531,7 +531,7 @@ def test_valid_files_are_read(text, signals, tmp_path):
         ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
     ],
 )
-def test_contradicting_options_are_refused_with_the_line_of_one_option(
+def test_settings_that_contradict_each_other_are_refused_with_the_line_of_one_of_the_settings(
     trainer: str, network: str, option: str, message: str, tmp_path: Path
 ) -> None:
     text = (

@@ -73,7 +73,7 @@ def test_grid_sweep_has_every_combination_once(folder: Path):
     }
 
 
-def test_list_sweep_has_a_trial_per_configuration_and_checks_best_seeds() -> None:
+def test_list_sweep_has_one_trial_for_each_configuration_and_refuses_repeated_best_seeds() -> None:
     changes = ({"a.b": 1}, {"a.c": 2})
     common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
     assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
@@ -98,7 +98,7 @@ def test_additional_parameter_of_a_sweep_does_not_change_values_of_other_paramet
     ]
 
 
-def test_log_interval_draws_every_order_of_magnitude():
+def test_logarithmic_interval_of_a_sweep_gives_values_of_every_order_of_magnitude():
     drawn = [trial["rate"] for trial in random_sweep(runs=200, rate=LOG).values()]
     for low in (1e-5, 1e-4, 1e-3):
         assert 40 <= sum(low <= rate < 10 * low for rate in drawn) <= 95
@@ -111,7 +111,9 @@ def test_log_interval_draws_every_order_of_magnitude():
     seed=st.integers(0, 99),
     whole=st.booleans(),
 )
-def test_drawn_values_lie_in_the_interval(low: float, width: float, seed: int, whole: bool):
+def test_values_drawn_for_a_random_sweep_lie_in_the_given_interval(
+    low: float, width: float, seed: int, whole: bool
+):
     low, high = (low, low + 1.0 + width) if whole else (low, low + width)
     axis = Axis(interval=Interval(min=low, max=high, integer=whole))
     for trial in random_sweep(seed=seed, x=axis).values():
@@ -119,7 +121,7 @@ def test_drawn_values_lie_in_the_interval(low: float, width: float, seed: int, w
         assert isinstance(trial["x"], int if whole else float)
 
 
-def test_best_configuration_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Path):
+def test_best_trial_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Path):
     params = load_params(folder / "params.yaml")
     with pytest.raises(SettingsError, match=r"best\.json.* is missing: .*dvc repro sweep@rates"):
         params.run_settings("rates_best")
@@ -129,7 +131,7 @@ def test_best_configuration_of_a_sweep_is_unknown_before_the_sweep_has_ended(fol
     assert params.run_settings("rates_best").behaviors["Ball"].max_steps == 500
 
 
-def test_video_of_a_unity_project_is_refused(folder: Path):
+def test_video_of_an_environment_from_a_unity_project_is_refused(folder: Path):
     text = FILE.replace("source: builtin", "source: unity").replace(
         "name: balance_ball", "project: U"
     )
@@ -145,7 +147,7 @@ def test_plan_refuses_a_swept_key_that_does_not_exist(folder: Path):
         write_plan(load_params(file), folder / "runs.yaml")
 
 
-def test_two_runs_of_the_same_name_are_refused(folder: Path):
+def test_experiment_with_the_run_name_of_a_sweep_trial_is_refused(folder: Path):
     file = folder / "params.yaml"
     twin = FILE[FILE.index("  base:\n") : FILE.index("sweeps:")].replace("base:", "rates-001:")
     file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
@@ -172,7 +174,9 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_proposed_trial_waits_for_the_trial_that_is_earlier_by_the_setting_parallel(folder: Path):
+def test_sweep_with_parallel_2_proposes_each_trial_from_results_up_to_two_trials_earlier(
+    folder: Path,
+):
     sweep = adaptive(folder)
     assert sweep.proposed() == {"003": "001", "004": "002", "005": "003", "006": "004"}
     trials = sweep.trials()
@@ -183,7 +187,7 @@ def test_proposed_trial_waits_for_the_trial_that_is_earlier_by_the_setting_paral
     assert sweep.propose(3, {}, ()) == random.trials()["003"], "the last of `startup`"
 
 
-def test_equal_results_give_equal_proposals(folder: Path):
+def test_equal_results_of_earlier_trials_give_equal_proposals_for_the_next_trial(folder: Path):
     sweep = adaptive(folder)
     history = searched(sweep, 12)
     assert history == searched(sweep, 12)
@@ -197,7 +201,7 @@ def test_equal_results_give_equal_proposals(folder: Path):
     assert sweep.propose(12, broken, ())[RATE] > 0, "a score that is no number counts for nothing"
 
 
-def test_proposals_reach_better_scores_than_random_draws(folder: Path):
+def test_proposed_trials_of_a_sweep_reach_better_scores_than_random_trials(folder: Path):
     def later(startup: int) -> float:
         sweeps = [replace(adaptive(folder), startup=startup, seed=seed) for seed in range(4)]
         return fmean(score for sweep in sweeps for _, score in searched(sweep, 20)[10:])
@@ -227,7 +231,7 @@ def test_plan_has_an_entry_for_each_proposal(folder: Path):
         params.run_settings("rates/003")
 
 
-def test_pruning_needs_one_learner(folder: Path):
+def test_sweep_with_pruning_is_refused_for_several_learners(folder: Path):
     text = ADAPTIVE.replace("    seed: 3", "    seed: 3\n    prune_after: 100")
     text = text.replace("    seeds: [1, 2]", "    seeds: [1, 2]\n    learners: 2")
     with pytest.raises(SettingsError, match=r"rates\.prune_after: needs an experiment with one "):

@@ -68,14 +68,14 @@ def value_of(text: str) -> Any:
         (".nan", math.nan),
     ],
 )
-def test_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
+def test_yaml_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
     parsed = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
     assert parsed == value or (math.isnan(parsed) and math.isnan(value))
     assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "\ufeff"])
-def test_a_file_without_content_is_an_empty_map(text: str, tmp_path: Path) -> None:
+def test_yaml_file_without_content_is_read_as_an_empty_map(text: str, tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text(text, encoding="utf-8")
     assert to_plain(read_yaml(file)) == {}
@@ -97,7 +97,7 @@ again: *base
     assert parsed["again"] == {"a": 1, "b": 2}
 
 
-def test_every_key_and_item_keeps_its_line() -> None:
+def test_every_yaml_key_and_list_item_keeps_its_line_number() -> None:
     text = "a:\n  b: 1\n\n  c:\n    - x\n    - y: 2\n"
     root = parse_yaml(text, source="x.yaml")
     assert (find(root, "a").line, find(root, "a.b").line, find(root, "a.c").line) == (1, 2, 4)
@@ -106,7 +106,7 @@ def test_every_key_and_item_keeps_its_line() -> None:
     assert items[1].value["y"].where == "x.yaml:6"
 
 
-def test_keys_are_text_in_their_original_spelling() -> None:
+def test_yaml_keys_are_read_as_text_in_their_original_spelling() -> None:
     assert value_of("3: a\n007: b\ntrue: c\n") == {"3": "a", "007": "b", "true": "c"}
 
 
@@ -137,7 +137,7 @@ def test_keys_are_text_in_their_original_spelling() -> None:
         (f"a: [1, 0o{'7' * 5000}]\n", "x.yaml:1:", "too many digits"),
     ],
 )
-def test_text_that_is_not_plain_data_is_refused_with_its_line(
+def test_yaml_text_that_is_invalid_or_not_plain_data_is_refused_with_the_line(
     text: str, where: str, words: str
 ) -> None:
     message = refusal(SettingsError, parse_yaml, text, source="x.yaml")
@@ -211,7 +211,9 @@ def test_dumped_yaml_reads_equal_under_yaml_1_1(value: Any) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value
 
 
-def test_reading_stops_at_the_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_reader_stops_at_the_value_limit_before_it_reads_the_rest_of_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(yaml_file, "_MOST_VALUES", 100)
     with pytest.raises(SettingsError, match=r"x\.yaml:100: .* more than 100 values"):
         parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # the invalid end is never read

@@ -81,7 +81,7 @@ def test_statistics_have_their_own_channel_and_unknown_channels_are_ignored():
 
 
 @pytest.mark.parametrize("first", [RESET, 0])
-def test_first_command_resets_the_simulator_and_a_behavior_is_announced_once(first):
+def test_first_command_resets_the_simulator_which_announces_each_behavior_only_once(first):
     sent = play(
         grid_world.GridWorld(n_agents=2), command(first), command(), command(RESET), command(QUIT)
     )
@@ -99,7 +99,7 @@ def test_first_command_resets_the_simulator_and_a_behavior_is_announced_once(fir
     assert [len(info.action_mask) for info in infos] == [5, 5]
 
 
-def test_session_uses_zeros_for_agents_without_actions():
+def test_session_sends_zeros_to_the_simulator_for_agents_without_actions():
     simulator = grid_world.GridWorld(n_agents=3, seed=1)
     sent = play(simulator, command(RESET), command())
     images = [
@@ -109,7 +109,7 @@ def test_session_uses_zeros_for_agents_without_actions():
     assert images[0] == images[1]
 
 
-def test_actions_reach_the_simulator():
+def test_session_passes_actions_to_the_simulator():
     simulator = registry.make("balance_ball", n_agents=2)
     spec = simulator.behavior_specs[balance_ball.BEHAVIOR].action_spec
     actions = ActionTuple(continuous=np.array([[1.0, 0.0], [-1.0, 0.0]]))
@@ -134,7 +134,7 @@ def test_error_for_a_wrong_number_of_actions_names_the_behavior_and_both_numbers
         play(simulator, command(RESET), command(actions=actions))
 
 
-def test_sampler_is_drawn_for_every_episode_until_a_number_is_set():
+def test_sampler_sets_a_new_value_for_every_episode_until_a_fixed_value_is_sent():
     def scales(*commands):
         simulator = registry.make("balance_ball", n_agents=3)
         play(simulator, *commands)
@@ -152,7 +152,7 @@ def test_sampler_is_drawn_for_every_episode_until_a_number_is_set():
     assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
 
 
-def test_simulator_that_has_only_set_parameter_gets_the_drawn_numbers():
+def test_simulator_that_only_has_set_parameter_receives_the_values_drawn_from_a_sampler():
     simulator, received = grid_world.GridWorld(n_agents=1), []
     only_numbers = SimpleNamespace(
         behavior_specs=simulator.behavior_specs,
@@ -268,7 +268,9 @@ def test_failing_simulator_sends_the_end_of_the_conversation(trainer, converse):
     assert isinstance(conversation.exception(30), ZeroDivisionError)
 
 
-def test_listener_that_is_silent_or_not_a_trainer_is_reported(monkeypatch):
+def test_simulator_reports_a_port_where_nothing_answers_or_another_program_than_a_trainer(
+    monkeypatch,
+):
     monkeypatch.setattr(client, "_GREETING_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1]

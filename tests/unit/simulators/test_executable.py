@@ -5,7 +5,7 @@ from pipeline.simulators import client, executable, registry
 
 
 @pytest.mark.parametrize("dash", ["-", "--"])
-def test_arguments_are_accepted_with_one_or_two_dashes(dash):
+def test_executable_accepts_arguments_with_one_or_two_dashes(dash):
     words = f"{dash}nographics {dash}batchmode {dash}mlagents-port 7105 {dash}logFile /a/b.log"
     parsed = executable.parse(words.split())
     assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
@@ -28,7 +28,7 @@ def test_arguments_are_accepted_with_one_or_two_dashes(dash):
         ("--level 7", "'--level' is not an option; --help lists all"),
     ],
 )
-def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
+def test_executable_refuses_a_misspelled_argument_in_one_line(words, said, capsys):
     """Earlier, such an argument was ignored, and the training used 12 agents."""
     assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -44,12 +44,12 @@ def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
         (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),
     ],
 )
-def test_invalid_value_of_an_argument_is_named(words, said):
+def test_executable_names_the_argument_that_has_an_invalid_value(words, said):
     with pytest.raises(SettingsError, match=said):
         executable.parse(words)
 
 
-def test_missing_port_prints_the_usage_with_exit_code_2_and_help_exits_with_0(capsys):
+def test_executable_without_a_port_prints_its_usage_and_exits_with_2_and_help_exits_with_0(capsys):
     assert executable.main("grid_world", []) == 2
     assert "--mlagents-port is missing" in capsys.readouterr().err
     assert executable.main("grid_world", ["--help"]) == 0
@@ -65,7 +65,7 @@ def test_registry_makes_every_simulator_with_the_default_or_the_given_number_of_
         simulator.close()
 
 
-def test_packed_options_and_arguments_reach_the_simulator(monkeypatch):
+def test_executable_passes_packed_options_and_its_arguments_to_the_simulator(monkeypatch):
     conversations, made = [], []
     monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
     monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))

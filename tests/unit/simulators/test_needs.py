@@ -10,7 +10,7 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.simulators import pack
 
 
-def test_requirements_leave_out_the_standard_library_and_this_package():
+def test_requirements_of_a_packed_environment_leave_out_the_standard_library_and_pipeline():
     core = sys.modules["gymnasium.core"].__file__
     needed = pack.needs_from({"gymnasium.core": core, "numpy": np.__file__})
     assert needed.distributions == ("gymnasium", "numpy")
@@ -22,7 +22,7 @@ def test_requirements_leave_out_the_standard_library_and_this_package():
     assert pack.needs_from(ours | standard) == pack.Needs(distributions=(), files={})
 
 
-def test_package_without_a_distribution_is_packed_whole_from_any_folder(tmp_path):
+def test_package_that_was_not_installed_by_pip_is_packed_with_all_its_files(tmp_path):
     names = ("a/__init__.py", "a/b/c.py", "a/data/x.txt", "a/.git/y", "a/__pycache__/z.pyc", "s.py")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def test_package_without_a_distribution_is_packed_whole_from_any_folder(tmp_path
     assert set(needed.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
 
 
-def test_packed_environment_that_cannot_begin_an_episode_is_refused(tmp_path):
+def test_packed_executable_that_does_not_run_by_itself_is_refused(tmp_path):
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho 'No module named x' >&2\nexit 1\n")
     program.chmod(0o755)
@@ -44,7 +44,9 @@ def test_packed_environment_that_cannot_begin_an_episode_is_refused(tmp_path):
         pack.verify(program, "toy-v0")
 
 
-def test_simulator_with_other_shapes_than_announced_is_refused(tmp_path, monkeypatch):
+def test_simulator_whose_observations_differ_from_its_specification_is_refused(
+    tmp_path, monkeypatch
+):
     (tmp_path / "narrow.py").write_text(
         "import numpy as np\n"
         "from pipeline.simulators.games.sorter import Sorter\n"

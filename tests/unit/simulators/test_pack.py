@@ -118,7 +118,9 @@ def test_packed_environment_runs_and_exits_with_code_0(launch, trainer, tmp_path
     assert "Ignored arguments: -screen-width 640" in log.read_text()
 
 
-def test_packed_number_of_agents_is_the_default_of_the_executable(launch, tmp_path, trainer):
+def test_number_of_agents_chosen_while_packing_is_the_default_of_the_executable(
+    launch, tmp_path, trainer
+):
     built = pack("grid_world", tmp_path / "few", n_agents=3)
     process = launch("--mlagents-port", trainer.port, program=built)
     trainer.greet()
@@ -185,7 +187,7 @@ def test_an_environment_does_not_outlive_the_process_that_started_it(
             os.close(descriptor)
 
 
-def test_simultaneous_first_starts_all_succeed(launch, tmp_path):
+def test_first_starts_of_an_executable_by_several_processes_at_once_all_succeed(launch, tmp_path):
     cache = tmp_path / "fresh"
     processes = [launch("--help", PIPELINE_CACHE=str(cache)) for _ in range(3)]
     for process in processes:

@@ -78,7 +78,7 @@ def test_built_in_simulator_continues_from_its_state(name):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
-def test_restored_simulator_that_has_only_set_parameter_gets_the_same_draws():
+def test_restored_simulator_that_only_has_set_parameter_receives_the_same_sampled_values():
     """A restoring message draws no number: the samplers continue from their saved state."""
 
     def wind(*messages):
@@ -102,7 +102,7 @@ def test_restored_simulator_that_has_only_set_parameter_gets_the_same_draws():
     assert wind(command(RESET, frame(StateMessageType.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
-def test_session_answers_whether_its_simulator_gives_or_restores_a_state(capsys):
+def test_session_answers_whether_its_simulator_can_return_and_restore_a_state(capsys):
     simulator = registry.make("grid_world", seed=3)
 
     class Stateless:
@@ -128,7 +128,7 @@ def test_session_answers_whether_its_simulator_gives_or_restores_a_state(capsys)
     assert b"Error" in why
 
 
-def test_reset_with_a_restored_state_begins_no_episodes_and_each_request_gets_one_answer():
+def test_reset_that_restores_a_state_begins_no_episodes_and_each_request_gets_one_answer():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))

@@ -39,7 +39,7 @@ ALL = (
 )
 
 
-def test_each_platform_has_its_own_executable(tmp_path):
+def test_archive_for_several_platforms_gives_the_executable_of_each_platform(tmp_path):
     folder = build(tmp_path / "all", *ALL)
     assert found(folder) == "g/G.x86_64"
     assert found(folder, platform="windows") == "g/G.exe"
@@ -51,7 +51,7 @@ def test_each_platform_has_its_own_executable(tmp_path):
         found(build(tmp_path / "none", "readme"))
 
 
-def test_setting_chooses_among_several_executables(tmp_path):
+def test_setting_executable_chooses_among_several_executables_of_an_archive(tmp_path):
     build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
     with pytest.raises(
         FetchError, match=r"a\.x86_64, b\.x86_64\. .*name the right one with 'executable'"
@@ -86,7 +86,9 @@ def without_display(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_binary_without_a_display_runs_headless_and_this_is_logged(player, monkeypatch, caplog):
+def test_program_on_a_machine_without_a_display_runs_headless_and_the_log_says_so(
+    player, monkeypatch, caplog
+):
     without_display(monkeypatch)
     with caplog.at_level(logging.INFO):
         assert runs_headless(player)

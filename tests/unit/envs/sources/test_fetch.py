@@ -124,7 +124,7 @@ def test_download_is_tried_again_after_a_server_error_but_not_after_status_404(w
         fetch.fetch(f"{web.url}/other.zip", sha256="0" * 64)
 
 
-def test_missing_server_is_reported_in_one_line(cache):
+def test_unreachable_download_server_is_reported_in_one_line(cache):
     with pytest.raises(FetchError) as caught:
         fetch.fetch("http://127.0.0.1:1/game.zip", sha256="0" * 64)
     assert str(caught.value).startswith("http://127.0.0.1:1/game.zip: the connection failed (")
@@ -134,7 +134,7 @@ def test_missing_server_is_reported_in_one_line(cache):
 
 
 @pytest.mark.parametrize("url", ["ftp://host/game.zip", "http:///game.zip", "game.zip"])
-def test_invalid_url_is_refused(url, cache):
+def test_invalid_url_of_an_archive_is_refused(url, cache):
     with pytest.raises(FetchError, match="is not a URL that can be fetched"):
         fetch.fetch(url, sha256="0" * 64)
     with pytest.raises(FetchError, match=r"http://\[.: is not a URL \(Invalid IPv6 URL\)"):
@@ -143,7 +143,9 @@ def test_invalid_url_is_refused(url, cache):
         fetch.fetch("file://folder/game.zip", sha256="0" * 64)
 
 
-def test_digest_is_computed_without_unpacking_and_the_archive_is_used_later(web, cache):
+def test_digest_of_an_archive_is_computed_without_unpacking_and_the_download_is_used_later(
+    web, cache
+):
     url = web.add("game.zip", ARCHIVE)
     assert fetch.digest_of(url) == digest(ARCHIVE)
     assert not (cache / digest(ARCHIVE)).exists()
@@ -153,7 +155,7 @@ def test_digest_is_computed_without_unpacking_and_the_archive_is_used_later(web,
     assert fetch.digest_of(url) == digest(BIG)
 
 
-def test_files_of_a_killed_process_are_removed(web, cache):
+def test_files_of_a_killed_download_are_removed_by_the_next_download(web, cache):
     unfinished = cache / f"{digest(ARCHIVE)}.unpacking/old"
     unfinished.mkdir(parents=True)
     old = cache / "downloads/abandoned.part"

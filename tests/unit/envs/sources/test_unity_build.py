@@ -92,7 +92,7 @@ def failure(project: Path, mode: str, **options) -> str:
     return str(caught.value)
 
 
-def test_project_is_built_with_the_method_and_arguments_of_its_settings(project):
+def test_unity_project_is_built_with_the_method_and_arguments_of_its_settings(project):
     program = built(project, method="Tools.Make.Player", build_args=("-buildTarget", "Linux64"))
     assert program == project.parent / "out/player/game.x86_64"
     output = str(project.parent / "out/player/game")
@@ -126,7 +126,7 @@ def test_project_is_built_with_the_method_and_arguments_of_its_settings(project)
         ("nothing", "the build of My Game: expected one executable, found none"),
     ],
 )
-def test_failed_build_is_reported_in_one_line(project, mode, message):
+def test_failed_build_of_a_unity_project_is_reported_in_one_line(project, mode, message):
     assert message in failure(project, mode)
 
 
@@ -143,14 +143,14 @@ def ends(pid: int, *, within_s: float) -> bool:
     return False
 
 
-def test_hanging_build_is_killed_with_its_children(project):
+def test_hanging_build_of_a_unity_project_is_killed_with_its_child_processes(project):
     message = failure(project, "hang", timeout_s=5.0)
     assert "was ended after 5 s (timeout_s); its last line was: [Licensing" in message
     helper = int((project / "helper").read_text())
     assert ends(helper, within_s=30.0)
 
 
-def test_missing_project_or_editor_is_refused(project, monkeypatch):
+def test_missing_unity_project_or_editor_is_refused(project, monkeypatch):
     broken = project.parent / "broken"
     broken.write_bytes(b"\0")
     monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
@@ -165,7 +165,9 @@ def editor_at(path: Path) -> Path:
     return path
 
 
-def test_editor_is_found_by_variable_by_setting_or_in_unity_hub(project, monkeypatch, tmp_path):
+def test_unity_editor_is_found_by_environment_variable_by_setting_or_in_unity_hub(
+    project, monkeypatch, tmp_path
+):
     named_editor = editor_at(tmp_path / "given/Unity")
     assert find_editor(str(named_editor), project).parent == tmp_path
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
@@ -190,7 +192,7 @@ def test_editor_is_found_by_variable_by_setting_or_in_unity_hub(project, monkeyp
     assert find_editor(None, project) == chosen
 
 
-def test_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
+def test_unity_editor_is_found_on_the_search_path(project, monkeypatch, tmp_path):
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
     editor = editor_at(tmp_path / "bin/unity-editor")
     editor.chmod(0o755)

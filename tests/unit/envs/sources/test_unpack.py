@@ -58,7 +58,7 @@ def test_executables_get_permission_to_run_and_other_files_do_not(tmp_path):
     assert unpacked_modes == program | {"data": 0o644}
 
 
-def test_links_and_hard_links_within_the_archive_are_kept(tmp_path):
+def test_symbolic_links_and_hard_links_within_an_archive_are_kept(tmp_path):
     folder = unpacked(
         tmp_path,
         tarred(
@@ -73,7 +73,7 @@ def test_links_and_hard_links_within_the_archive_are_kept(tmp_path):
     assert (folder / "b/link").read_bytes() == b"content"
 
 
-def test_backslashes_in_zip_names_separate_folders(tmp_path):
+def test_backslashes_in_file_names_of_a_zip_archive_separate_folders(tmp_path):
     folder = unpacked(tmp_path, zipped({"game\\": b"", "game\\data\\level": b"1"}))
     assert (folder / "game/data/level").read_bytes() == b"1"
 
@@ -124,7 +124,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_harmful_entry_is_refused_with_its_name(tmp_path, bad):
+def test_harmful_entry_of_an_archive_is_refused_with_its_name(tmp_path, bad):
     content, message = BAD[bad]
     error = refusal(tmp_path, content)
     assert message in error
@@ -142,7 +142,7 @@ def test_archive_bomb_is_refused_before_its_content_is_written(tmp_path, kind):
     assert (unpacked(tmp_path, bomb, len(zeros)) / "a").read_bytes() == zeros
 
 
-def test_sizes_of_all_entries_are_summed_and_a_zip_with_a_password_is_refused(tmp_path):
+def test_archive_whose_entries_are_too_large_in_total_or_have_a_password_is_refused(tmp_path):
     files = tarred(*(member(f"f{n}", b"x" * 10) for n in range(10)))
     too_small = bytearray(zipped({"zeros": bytes(4 << 20)}))
     locked = bytearray(zipped({"a": b"secret"}))

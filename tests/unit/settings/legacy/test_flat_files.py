@@ -85,7 +85,7 @@ def test_loading_an_old_file_logs_its_format_in_one_line(loaded, caplog):
     assert "`pipeline config upgrade " in caplog.messages[0]
 
 
-def test_section_name_as_value_refers_to_that_section(loaded):
+def test_section_whose_value_is_a_section_name_gets_the_settings_of_the_named_section(loaded):
     text = PPO + "A: B\nB: C\nC: {batch_size: 20}\nD: default\n"
     settings = loaded(text)
     assert settings.behaviors["A"] == settings.behaviors["C"]
@@ -140,7 +140,7 @@ def test_sac_section_inherits_only_sac_keys_from_ppo_defaults(loaded, caplog):
     assert warnings(caplog) == []
 
 
-def test_sac_update_counts_become_steps_per_update(loaded, caplog):
+def test_sac_keys_num_update_and_train_interval_become_steps_per_update(loaded, caplog):
     text = SAC + "  num_update: 4\n  train_interval: 2\n"
     text += "  reward_signals: {extrinsic: {gamma: 0.9}, reward_signal_num_update: 8}\n"
     hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
@@ -149,7 +149,9 @@ def test_sac_update_counts_become_steps_per_update(loaded, caplog):
     assert any("multiply it by the number of agents" in line for line in warnings(caplog))
 
 
-def test_steps_per_update_of_0_16_replaces_update_counts(loaded, caplog):
+def test_steps_per_update_in_a_flat_file_of_release_0_16_has_precedence_over_num_update(
+    loaded, caplog
+):
     text = SAC + "  steps_per_update: 10\n  num_update: 3\n"
     text += "  reward_signals: {extrinsic: {}, reward_signal_steps_per_update: 5}\n"
     hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
@@ -160,7 +162,7 @@ def test_steps_per_update_of_0_16_replaces_update_counts(loaded, caplog):
     assert steps_only.reward_signal_steps_per_update == 10
 
 
-def test_use_curiosity_becomes_a_reward_signal(loaded):
+def test_old_key_use_curiosity_becomes_a_curiosity_reward_signal(loaded):
     more = "  use_curiosity: true\n  curiosity_strength: 0.01\n  curiosity_enc_size: 48\n"
     assert loaded(EARLY + more).behaviors["Brain"].reward_signals == {
         "extrinsic": ExtrinsicSettings(gamma=0.97),
@@ -177,7 +179,7 @@ def test_use_curiosity_becomes_a_reward_signal(loaded):
     }
 
 
-def test_gail_without_encoding_size_keeps_the_old_width(loaded):
+def test_gail_signal_without_encoding_size_keeps_the_old_default_of_64_hidden_units(loaded):
     signals = "  reward_signals: {extrinsic: {}, gail: {demo_path: a.demo, use_vail: yes}}\n"
     gail = loaded(SAC + signals).behaviors["Agent"].reward_signals["gail"]
     assert gail == GAILSettings(
@@ -195,7 +197,7 @@ def test_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
     assert hyperparameters.epsilon_schedule == "linear"
 
 
-def test_self_play_of_a_flat_file_keeps_the_old_swap_steps_and_gets_present_keys(loaded):
+def test_self_play_of_a_flat_file_keeps_the_old_default_of_swap_steps_and_gets_present_keys(loaded):
     more = "  self_play: {window: 5, play_against_current_self_ratio: 0.25, save_steps: 1000}\n"
     expected = SelfPlaySettings(
         window=5,
@@ -230,7 +232,7 @@ def test_repeated_key_of_an_old_file_takes_its_last_value_with_a_warning(
         assert settings == loaded(EARLY).behaviors["Brain"]
 
 
-def test_repeated_merge_keys_merge_both_maps(loaded):
+def test_repeated_yaml_merge_keys_of_an_old_file_merge_both_maps(loaded):
     merged = "  <<: {gamma: 0.5, beta: 1.0e-2}\n  <<: {gamma: 0.97}\n"
     text = EARLY.replace("  gamma: 0.97\n", merged).replace("  beta: 1.0e-2\n", "")
     assert loaded(text) == loaded(EARLY)

@@ -69,7 +69,7 @@ def read(document: dict[str, Any]) -> Node:
     section={"behavioral_cloning": {"demo_path": "b.demo"}},
 )
 @settings(max_examples=75)
-def test_section_over_defaults_equals_section_with_defaults_written_out(
+def test_section_that_inherits_default_values_equals_a_section_with_all_values_written_out(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     together = to_present(read({"default": default, "B": section}))
@@ -83,7 +83,7 @@ def test_section_over_defaults_equals_section_with_defaults_written_out(
 
 @given(default=DEFAULT, section=SECTION)
 @settings(max_examples=75)
-def test_portable_form_has_the_same_settings_and_only_mlagents_features(
+def test_old_file_converted_for_mlagents_keeps_its_settings_and_uses_only_mlagents_features(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     present = to_present(read({"default": default, "B": section}))

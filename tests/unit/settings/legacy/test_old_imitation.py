@@ -35,7 +35,9 @@ def test_imitation_trainer_becomes_ppo_with_behavioral_cloning(loaded, caplog, t
 IMITATION = "Student:\n  trainer: online_bc\n  brain_to_imitate: Teacher\n  batch_size: 16\n"
 
 
-def test_imitation_section_without_demonstration_is_skipped_with_a_warning(loaded, caplog):
+def test_section_of_an_imitation_trainer_without_a_demonstration_is_skipped_with_a_warning(
+    loaded, caplog
+):
     settings = loaded(PPO + IMITATION + "Agent: {batch_size: 20}\n")
     assert list(settings.behaviors) == ["Agent"]
     (line,) = warnings(caplog)
@@ -45,13 +47,15 @@ def test_imitation_section_without_demonstration_is_skipped_with_a_warning(loade
     assert settings.for_behavior("Other") == settings.default_settings
 
 
-def test_file_with_only_imitation_without_demonstration_is_refused(loaded):
+def test_file_with_only_an_imitation_trainer_and_without_a_demonstration_is_refused(loaded):
     message = refusal(SettingsError, loaded, IMITATION)
     assert "old.yaml:2: Student.trainer: the trainer 'online_bc' was removed" in message
     assert "behavioral_cloning: {demo_path: ...}; or remove this section." in message
 
 
-def test_imitating_default_section_applies_to_sections_with_demonstration(loaded, caplog):
+def test_default_section_of_an_imitation_trainer_applies_to_sections_with_a_demonstration(
+    loaded, caplog
+):
     text = "default: {trainer: offline_bc, hidden_units: 96}\nA: {demo_path: a.demo}\n"
     settings = loaded(text)
     assert settings.default_settings is None

@@ -102,7 +102,7 @@ def test_curriculum_without_behavior_is_refused_for_several_behaviors(loaded, wr
         loaded(TRAINER, curriculum=written(ONE, "lesson-plan.json"))
 
 
-def test_missing_curriculum_fields_get_old_defaults(loaded, written):
+def test_missing_curriculum_fields_get_the_defaults_of_the_old_release(loaded, written):
     short = {key: CURRICULUM[key] for key in ("measure", "thresholds", "parameters")}
     path = written(json.dumps(short), "Walker.json")
     height = loaded(TRAINER, curriculum=path).environment_parameters["height"]
@@ -138,7 +138,7 @@ def test_missing_curriculum_key_is_reported_with_the_misspelt_key(loaded, writte
     assert f"needs the key {field!r} (there is '{field}x')" in message
 
 
-def test_invalid_json_is_reported_with_its_line(loaded, written):
+def test_invalid_json_in_a_curriculum_file_is_reported_with_its_line(loaded, written):
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
     assert message.startswith(f"{path}:3: cannot be read as JSON: ")
@@ -196,7 +196,7 @@ def drawn(settings) -> dict[str, object]:
     }
 
 
-def test_a_sampler_file_becomes_environment_parameters(loaded, written):
+def test_old_sampler_file_is_converted_to_environment_parameters(loaded, written):
     assert drawn(loaded(TRAINER, sampler=written(SAMPLERS, "s.yaml"))) == DRAWN
 
 
@@ -208,7 +208,9 @@ def test_parameter_randomization_section_gives_the_same_settings_as_a_sampler_fi
     assert drawn(settings) == {"mass": DRAWN["mass"]}
 
 
-def test_sampler_overrides_curriculum_and_both_override_the_file(loaded, written, caplog, single):
+def test_sampler_file_overrides_curriculum_and_both_override_the_trainer_file(
+    loaded, written, caplog, single
+):
     text = TRAINER + "environment_parameters: {height: 1.0, gap: 2.0, mass: 3.0, other: 4.0}\n"
     path = written("height: {sampler-type: uniform, min_value: 5, max_value: 6}\n", "s.yaml")
     parameters = loaded(text, curriculum=single, sampler=path).environment_parameters
@@ -244,7 +246,9 @@ def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
     assert message in error
 
 
-def test_file_of_another_kind_is_refused_with_the_option_for_this_kind(loaded, written, single):
+def test_curriculum_sampler_or_trainer_file_is_refused_by_the_option_for_another_kind(
+    loaded, written, single
+):
     samplers = written(SAMPLERS, "s.yaml")
     with pytest.raises(SettingsError, match="a sampler file, and not a curriculum file"):
         loaded(TRAINER, curriculum=samplers)

@@ -57,7 +57,7 @@ def test_restored_gymnasium_environments_continue_from_the_saved_state(env_id):
     check_goes_on(lambda: GymnasiumSimulator(id=env_id, seed=5, n_agents=3))
 
 
-def test_restored_time_limit_continues_to_count():
+def test_restored_environment_continues_to_count_steps_toward_its_time_limit():
     kwargs = {"max_episode_steps": 47}
     check_goes_on(lambda: GymnasiumSimulator(id="Pendulum-v1", kwargs=kwargs, seed=5, n_agents=2))
 
@@ -80,7 +80,7 @@ print(digest.hexdigest())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="MALLOC_PERTURB_ is glibc's")
-def test_bytes_of_a_state_do_not_depend_on_old_contents_of_memory():
+def test_bytes_of_a_saved_environment_state_do_not_depend_on_uninitialized_memory():
     digests = {
         subprocess.run(  # noqa: S603  # this interpreter
             [sys.executable, "-c", FALLEN],
@@ -118,7 +118,7 @@ class Restorable(Walk):
         self.at = list(saved["at"])
 
 
-def test_environment_of_an_unknown_class_gives_a_state_only_with_the_method_get_state():
+def test_environment_of_an_unknown_class_returns_a_state_only_with_the_method_get_state():
     check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
     hidden = type("Hidden", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1"))
     for env in (Walk(), hidden):  # the second is in an unknown wrapper
@@ -164,7 +164,7 @@ class Together(ParallelEnv):
         self.n, self.agents = saved["n"], list(saved["agents"])
 
 
-def test_restored_parallel_environment_continues_with_rewards_that_were_not_sent():
+def test_restored_parallel_environment_still_delivers_rewards_that_were_pending_when_saved():
     for n in (9, 10, 12):
         check_goes_on(lambda: PettingZooSimulator(id=[Together(), Together()], seed=5), n)
 
@@ -180,7 +180,7 @@ class Turns(bridge_toys.Turns):
         vars(self).update(saved)
 
 
-def test_restored_environment_with_turns_continues_with_the_agent_in_turn():
+def test_restored_turn_based_environment_continues_with_the_agent_whose_turn_it_was():
     check_goes_on(lambda: PettingZooSimulator(id=[Turns(), Turns(), Turns()], seed=5))
 
 
@@ -199,7 +199,7 @@ class ToldTogether(Together):
 @pytest.mark.parametrize(
     ("kind", "env"), [(GymnasiumSimulator, Told), (PettingZooSimulator, ToldTogether)]
 )
-def test_parameters_are_restored_with_the_environments(kind, env):
+def test_environment_parameters_are_restored_with_the_states_of_environments(kind, env):
     original, restored = (kind(id=[env(), env()], seed=5) for _ in range(2))
     original.set_parameter("wind", 2.0)
     restored.set_parameter("gone", 1.0)
@@ -238,7 +238,7 @@ def guests() -> ParallelCopy:
 
 
 @pytest.mark.parametrize("restores", [False, True])
-def test_each_end_of_an_agent_counts_once_in_every_episode_and_after_a_restore(restores):
+def test_each_end_of_an_agent_is_reported_once_in_every_episode_also_after_a_restore(restores):
     copy = guests()
     assert [event.agent for event in copy.reset()] == [0]
     asks, goes = (0, None, 1.0), (1, False, 0.0)

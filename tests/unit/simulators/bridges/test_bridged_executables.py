@@ -87,7 +87,9 @@ def test_bridged_executable_sends_the_same_steps_as_its_environment_in_process(b
     assert n_ended > 5
 
 
-def test_two_builds_have_equal_bytes_and_contain_no_path_of_the_machine(built, tmp_path):
+def test_two_builds_of_an_environment_have_equal_bytes_and_contain_no_path_of_the_machine(
+    built, tmp_path
+):
     first = built(*CARTPOLE)
     rebuilt = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
     assert rebuilt.read_bytes() == first.read_bytes()
@@ -101,7 +103,9 @@ def test_two_builds_have_equal_bytes_and_contain_no_path_of_the_machine(built, t
     assert not any(name.startswith(("lib/torch/", "lib/grpc/", "lib/mujoco/")) for name in names)
 
 
-def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_path):
+def test_executable_of_a_third_party_environment_describes_itself_with_only_python_installed(
+    built, tmp_path
+):
     completed = subprocess.run(  # noqa: S603  # built by the test
         [str(built(*TAG)), "--describe", "--num-agents", "1"],
         env={
@@ -178,7 +182,7 @@ def test_environment_in_a_folder_of_the_user_is_packed_with_that_folder(
 
 
 @pytest.mark.parametrize("source", ["gymnasium", "pettingzoo"])
-def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
+def test_environment_module_in_the_current_folder_is_found(own_module, source, tmp_path):
     """As for the installed command: Python itself searches this folder only for `python -m`."""
     own_module(fails=False)
     if source == "pettingzoo":

@@ -23,7 +23,7 @@ def stepped(simulator, continuous=None, discrete=None):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_copies_give_the_same_steps_as_separate_environments(name):
+def test_copies_in_the_gymnasium_bridge_give_the_same_steps_as_separate_environments(name):
     simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
     envs = [gymnasium.make(name) for _ in range(3)]
     seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(envs)]
@@ -56,7 +56,7 @@ def test_copies_give_the_same_steps_as_separate_environments(name):
     simulator.close()
 
 
-def test_wrong_number_of_actions_for_the_copies_is_refused():
+def test_gymnasium_bridge_refuses_a_number_of_actions_that_differs_from_its_number_of_copies():
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
     with pytest.raises(ValueError, match="zip"):
@@ -98,7 +98,7 @@ def test_behavior_is_named_after_the_environment_and_errors_name_missing_package
         del gymnasium.registry["test/Broken-v0"]
 
 
-def test_each_mask_belongs_to_its_own_agent_even_if_earlier_agents_gave_none_or_ended():
+def test_each_agent_gets_its_own_action_mask_although_earlier_agents_have_none_or_ended():
     codec = Codec(
         spaces.Box(0, 9, (1,)), spaces.MultiDiscrete([2, 3]), where="x", visual="auto", scale=None
     )

@@ -73,7 +73,7 @@ def test_agent_can_end_while_the_other_agents_continue(module):
     assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
 
 
-def test_only_the_agent_in_turn_asks_and_gets_the_sum_of_rewards_since_its_last_action(module):
+def test_only_the_agent_whose_turn_it_is_asks_and_gets_its_rewards_since_its_last_action(module):
     simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
     assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
     steps = simulator.reset()
@@ -117,12 +117,12 @@ def test_tic_tac_toe_ends_with_a_winner_and_the_next_game_begins_at_once():
 
 
 @pytest.mark.parametrize(("api", "n_asking"), [("auto", 4), ("aec", 1)])
-def test_both_interfaces_of_a_parallel_environment_can_be_used(api, n_asking):
+def test_parallel_environment_can_be_used_through_the_parallel_or_the_aec_interface(api, n_asking):
     simulator = PettingZooSimulator(id="mpe2.simple_tag_v3", api=api)
     assert len(asking(simulator.reset())) == n_asking
 
 
-def test_parallel_environment_steps_as_it_does_without_the_bridge():
+def test_parallel_environment_gives_the_same_steps_with_and_without_the_bridge():
     from mpe2 import simple_tag_v3
 
     simulator = PettingZooSimulator(id="mpe.simple_tag_v3", n_agents=2, seed=5)
@@ -168,7 +168,7 @@ def test_agents_with_equal_names_but_different_spaces_have_different_behaviors(m
     assert list(simulator.behavior_specs) == ["bug?team=0", "bug_1?team=0", "bird?team=0"]
 
 
-def test_agents_of_a_group_share_the_mean_reward_and_each_agent_keeps_the_difference(module):
+def test_group_reward_is_the_mean_reward_and_each_agent_is_rewarded_with_its_difference(module):
     name = module(parallel_env=bridge_toys.Dying)
     simulator = PettingZooSimulator(id=name, n_agents=2, groups="behavior")
     steps = choose(simulator, simulator.reset(), 0)
@@ -179,7 +179,7 @@ def test_agents_of_a_group_share_the_mean_reward_and_each_agent_keeps_the_differ
     assert (birds.group_reward.tolist(), birds.reward.tolist()) == ([3.0] * 2, [0.0] * 2)
 
 
-def test_agent_that_disappears_without_an_end_is_an_error(module):
+def test_agent_that_disappears_without_the_end_of_its_episode_is_an_error(module):
     class Vanishing(bridge_toys.Dying):
         def step(self, actions):
             observed, *rest = super().step(actions)
@@ -232,7 +232,7 @@ def test_environment_that_cannot_be_made_is_refused_in_one_line(module, creators
         ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # moved to another package
     ],
 )
-def test_id_may_be_shortened_or_written_as_in_the_registry_of_pettingzoo(written, name):
+def test_pettingzoo_id_may_be_shortened_or_written_as_in_the_pettingzoo_registry(written, name):
     assert naming.full_name(written) == name
 
 
@@ -245,7 +245,7 @@ def test_id_may_be_shortened_or_written_as_in_the_registry_of_pettingzoo(written
         ("..", r"no environment '\.\.'\. An id is the path of a module"),
     ],
 )
-def test_unknown_id_is_refused_with_the_most_similar_id(written, said):
+def test_unknown_pettingzoo_id_is_refused_with_the_most_similar_id(written, said):
     with pytest.raises(SettingsError, match=said):
         naming.full_name(written)
 
@@ -285,7 +285,7 @@ class Changing(bridge_toys.Dying):
         return observed, rewards, *rest
 
 
-def test_episodes_and_copies_do_not_affect_each_other(module):
+def test_episodes_and_copies_of_a_pettingzoo_environment_do_not_affect_each_other(module):
     simulator = PettingZooSimulator(id=module(parallel_env=Changing), n_agents=2, seed=5)
     choose(simulator, simulator.reset(), 0)  # rewards of 3 are pending for both birds
     simulator._envs[1].n_episodes = 3

@@ -84,7 +84,7 @@ def test_an_unbounded_action_is_refused_unless_a_scale_is_given():
 
 
 @pytest.mark.parametrize("name", OBSERVATION_SPACES)
-def test_observations_of_a_space_become_float32_arrays_with_equal_numbers(name):
+def test_observations_of_a_space_become_float32_arrays_with_the_numbers_of_the_space(name):
     space = OBSERVATION_SPACES[name]
     space.seed(4)
     codec = Observations(space, where="toy")
@@ -134,7 +134,7 @@ def test_image_of_bytes_is_observed_with_channels_first_and_values_from_0_to_1(
     assert np.array_equal(array[0], moved.astype(np.float32) / np.float32(255))
 
 
-def test_small_images_are_vectors_unless_visual_is_always():
+def test_small_images_are_observed_as_vectors_unless_the_option_visual_is_always():
     space = spaces.Box(0, 255, (7, 7, 3), dtype=np.uint8)
     assert Observations(space, where="toy").specs[0].shape == (147,)
     assert Observations(space, where="toy", visual="always").specs[0].shape == (3, 7, 7)
@@ -146,7 +146,9 @@ def test_small_images_are_vectors_unless_visual_is_always():
 
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (3, 16, 16), (19, 40)])
-def test_small_image_of_bytes_is_a_vector_from_0_to_1_and_is_logged(shape, caplog):
+def test_small_image_of_bytes_is_observed_as_a_vector_from_0_to_1_and_the_log_says_so(
+    shape, caplog
+):
     caplog.set_level(logging.INFO)
     space = spaces.Box(0, 255, shape, np.uint8)
     space.seed(1)
@@ -174,7 +176,7 @@ def test_small_image_of_bytes_is_a_vector_from_0_to_1_and_is_logged(shape, caplo
     ],
     ids=str,
 )
-def test_box_that_is_not_an_image_keeps_its_numbers(space, caplog):
+def test_observation_of_a_box_space_that_is_not_an_image_is_not_scaled(space, caplog):
     caplog.set_level(logging.INFO)
     codec = Observations(space, where="toy")
     (array,) = arrays = codec.empty(1)

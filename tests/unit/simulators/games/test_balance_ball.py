@@ -105,7 +105,7 @@ def rest_heights(simulator, n_steps=40):
     return decisions.obs[0][:, 3]
 
 
-def test_scale_and_mass_apply_from_the_next_episode(make):
+def test_parameters_scale_and_mass_apply_from_the_next_episode(make):
     simulator = make(n_agents=3)
     assert rest_heights(simulator) == pytest.approx(3.0, abs=0.05)
     simulator.set_parameter("scale", 2.0)
@@ -116,7 +116,7 @@ def test_scale_and_mass_apply_from_the_next_episode(make):
     assert [model.body_mass[2] for model in simulator._models] == [7.0] * 3
 
 
-def test_an_impossible_scale_is_refused_with_its_value(make):
+def test_impossible_value_of_the_parameter_scale_is_refused(make):
     simulator = make(n_agents=1)
     simulator.set_parameter("scale", -1.0)
     with pytest.raises(SettingsError, match=r"scale must be positive, got 1.0 and -1.0"):
@@ -169,7 +169,7 @@ def test_episode_of_a_kept_ball_is_interrupted_after_1000_decisions_with_return_
     assert total + terminals.reward == pytest.approx(np.full(3, 100.0), abs=1e-3)
 
 
-def test_doing_nothing_does_not_solve_the_task(make):
+def test_policy_that_does_nothing_does_not_solve_balance_ball(make):
     simulator = make(n_agents=50)
     simulator.reset()
     n_ended = sum(len(simulator.step(turn(50))[BEHAVIOR][1]) for _ in range(100))

@@ -32,7 +32,7 @@ def test_food_within_reach_is_eaten_and_appears_elsewhere(kind, reward):
     assert step(simulator, ahead=-1.0).reward.tolist() == [0.0]
 
 
-def test_rewards_of_food_eaten_in_one_step_are_added_and_new_places_differ():
+def test_rewards_of_food_eaten_in_one_step_are_added_and_each_food_reappears_at_another_place():
     simulator = placed(good=[(0.5, 0.0), (-0.5, 0.0)], bad=[(0.0, 0.5)])
     places = now(simulator).places
     places[0, :3] = [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0)]
@@ -76,7 +76,7 @@ def test_rays_distinguish_good_food_bad_food_and_walls():
     assert distance[8] == pytest.approx(10.0 / np.sin(np.radians(80.0)), rel=1e-4)
 
 
-def test_food_and_agents_begin_all_over_the_field():
+def test_food_and_agents_start_at_positions_spread_over_the_whole_field():
     state = now(begun(Collector, 500, seed=1))
     for positions in (state.position, state.food.reshape(-1, 2)):
         assert (np.abs(positions) <= 9.0).all()

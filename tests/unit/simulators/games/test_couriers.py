@@ -47,7 +47,7 @@ def test_delivered_parcel_gives_a_reward_and_the_next_parcel_has_another_address
     assert decisions.reward.tolist() == [float(now(simulator).address[0] == 0)]
 
 
-def test_places_without_a_road_are_masked_and_a_courier_that_chooses_one_waits():
+def test_places_without_a_road_are_masked_and_a_courier_that_chooses_such_a_place_waits():
     simulator = placed((0, 3), (3, 0))
     decisions, _ = step(simulator, 3, 1)
     assert decisions.agent_id.tolist() == [0, 1]
@@ -58,7 +58,7 @@ def test_places_without_a_road_are_masked_and_a_courier_that_chooses_one_waits()
 
 
 @pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
-def test_shift_may_end_on_the_way_and_a_delivery_in_the_last_step_counts(
+def test_shift_of_a_courier_may_end_between_places_and_a_delivery_in_its_last_step_counts(
     address, left, action, reward
 ):
     decisions, terminals = step(placed((0, address), left=left), action)
@@ -68,7 +68,7 @@ def test_shift_may_end_on_the_way_and_a_delivery_in_the_last_step_counts(
     assert terminals.obs[0][0, 12] == 0.0
 
 
-def test_after_a_break_another_courier_comes_with_a_new_id():
+def test_courier_that_ended_is_replaced_after_a_break_by_a_courier_with_a_new_id():
     simulator = placed((0, 3), (0, 3), left=2)
     _, terminals = step(simulator, 2, 2)
     pause = vars(now(simulator))["break"].tolist()
@@ -106,14 +106,14 @@ def test_id_of_an_ended_or_removed_courier_is_never_used_again():
     assert ended_alone > 0
 
 
-def test_fastest_ways_equal_those_of_an_exhaustive_search():
+def test_fastest_routes_between_places_equal_the_routes_of_an_exhaustive_search():
     assert couriers.fastest().tolist() == slowly(ROADS).tolist()
     detours = (couriers.fastest() < ROADS) & (ROADS > 0)
     assert detours.sum() >= 6  # where the direct road is slower
 
 
 @pytest.mark.parametrize("start", range(6))
-def test_the_expert_takes_a_fastest_way(start):
+def test_couriers_expert_takes_a_fastest_route(start):
     for address in set(range(6)) - {start}:
         simulator = placed((start, address))
         by = policies("couriers", simulator, scripted=[BEHAVIOR])
@@ -123,7 +123,7 @@ def test_the_expert_takes_a_fastest_way(start):
         assert couriers.SHIFT - 1 - now(simulator).left[0] == couriers.fastest()[start, address]
 
 
-def test_shift_parameter_applies_to_the_next_couriers():
+def test_parameter_shift_sets_the_shift_length_of_couriers_that_start_later():
     simulator = Couriers(n_agents=2)
     simulator.set_parameter("shift", 30.0)
     decisions, _ = simulator.reset()[BEHAVIOR]

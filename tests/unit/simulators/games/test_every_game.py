@@ -106,7 +106,7 @@ def test_agent_ids_are_unique_and_arrays_have_the_dtypes_of_the_protocol(name):
         steps = next_steps
 
 
-def test_trajectories_are_equal_only_for_equal_seeds(name):
+def test_trajectories_of_a_game_are_equal_only_for_equal_seeds(name):
     first, repeated, other = (
         trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
         for seed in (1, 1, 2)
@@ -220,7 +220,7 @@ def test_executable_gives_the_same_steps_as_the_simulator_in_process(name, tmp_p
 
 
 @shared
-def test_configuration_of_a_game_lists_its_behaviors_and_uses_self_play_for_teams(name):
+def test_configuration_of_a_game_lists_its_behaviors_and_has_self_play_for_opposing_teams(name):
     behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
     qualified = registry.make(name).behavior_specs
     assert set(behaviors) == {full_name.partition("?")[0] for full_name in qualified}

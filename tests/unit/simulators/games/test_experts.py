@@ -40,7 +40,9 @@ def first_episodes(name, policy=None, n_agents=128, parameters=(), **options):
         ("sorter", 256, 0.9, 10.2, 0.8),
     ],
 )
-def test_an_expert_always_reaches_its_goal(name, n_agents, least, mean, tolerance):
+def test_experts_of_hallway_pyramids_and_sorter_always_reach_their_goal(
+    name, n_agents, least, mean, tolerance
+):
     rewards, terminated = first_episodes(name, registry.expert(name), n_agents)
     assert terminated.all()
     assert rewards.min() > least
@@ -99,7 +101,7 @@ def test_experts_of_multi_agent_games_beat_random_policies_and_draw_with_themsel
 
 
 @pytest.mark.parametrize("name", ["couriers", "push_together"])
-def test_experts_have_high_returns_and_random_policies_low_returns(name):
+def test_experts_of_couriers_and_push_together_have_much_higher_returns_than_random_policies(name):
     (behavior,) = policies(name, registry.make(name))
     expert, chance = (returns(name, *by, episodes=300)[behavior] for by in ([behavior], []))
     if name == "couriers":
@@ -116,7 +118,9 @@ def test_experts_have_high_returns_and_random_policies_low_returns(name):
 
 
 @pytest.mark.parametrize("name", ["hallway", "pyramids", "sorter", "collector"])
-def test_demonstrations_of_the_expert_are_recorded(name, tmp_path):
+def test_demonstrations_of_experts_are_recorded_with_the_observation_shapes_of_the_game(
+    name, tmp_path
+):
     summary = record(name, tmp_path / "expert.demo", episodes=3, seed=1)
     assert "3 episodes" in summary
     demo = read_demo(tmp_path / "expert.demo")

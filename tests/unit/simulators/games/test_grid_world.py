@@ -33,7 +33,7 @@ def shortest(start, goal, blocked):
     raise AssertionError("there is always a way")
 
 
-def test_the_second_observation_is_a_goal_signal():
+def test_second_observation_of_grid_world_is_a_goal_signal():
     _, goal = GridWorld(n_agents=1).behavior_specs[BEHAVIOR].observation_specs
     assert goal.observation_type == ObservationType.GOAL_SIGNAL
 
@@ -79,7 +79,7 @@ def test_agent_and_goals_begin_on_different_cells_and_both_goals_can_be_the_targ
     assert 0.4 < decisions.obs[1][:, 0].mean() < 0.6
 
 
-def test_the_expert_takes_a_shortest_path_from_everywhere():
+def test_grid_world_expert_takes_a_shortest_path_from_every_cell():
     placements = np.array(list(itertools.permutations(CELLS, 3)))
     agent, goals = placements[:, 0].copy(), placements[:, 1:]
     expected = [shortest(*map(tuple, row)) for row in placements.tolist()]

@@ -31,7 +31,7 @@ def seen(simulator):
 
 
 @pytest.mark.parametrize(("cue", "symbol"), [(0, SYMBOL_O), (1, SYMBOL_X)])
-def test_the_room_shows_the_symbol_of_the_cue(cue, symbol):
+def test_agent_in_the_hallway_room_sees_the_symbol_of_the_cue(cue, symbol):
     tag, distance = seen(placed(cue=cue))
     assert tag.count(symbol) > 0
     assert (SYMBOL_O + SYMBOL_X - symbol) not in tag
@@ -51,7 +51,7 @@ def test_agent_that_leaves_the_room_is_put_in_the_corridor_and_the_door_closes()
     assert distance[0] == pytest.approx(0.5)
 
 
-def test_observations_after_the_door_do_not_depend_on_the_cue_or_the_path():
+def test_observations_in_the_corridor_do_not_depend_on_the_cue_or_on_earlier_actions():
     """Therefore a policy without memory can only guess."""
     simulator_a = placed(2, position=(-1.5, -3.5), heading=1, cue=0)
     simulator_b = placed(2, position=(1.0, -5.0), heading=17, cue=1)
@@ -89,7 +89,7 @@ def test_both_goals_end_the_episode_and_only_the_goal_of_the_cue_gives_a_reward(
     assert decisions.reward.tolist() == [0.0]
 
 
-def test_cue_at_the_end_makes_memory_unnecessary():
+def test_option_cue_at_end_shows_the_cue_next_to_the_goals():
     simulator = placed(position=(0.0, 0.5), cue=1, cue_at_end=True)
     things = now(simulator).things
     things[:, :2], things[:, 4:] = hallway.rays.HIDDEN, hallway.rays.HIDDEN
@@ -103,7 +103,7 @@ def test_cue_at_the_end_makes_memory_unnecessary():
     assert (at_end.argmax(axis=1) == fresh.cue).all()
 
 
-def test_first_states_cover_both_cues_both_orders_of_the_goals_and_all_headings():
+def test_episodes_start_with_both_cues_both_orders_of_the_goals_and_all_headings():
     state = now(begun(Hallway, 2000, seed=3))
     o_left = state.things[:, 2, 0] < 0
     shares = [(o_left & (state.cue == cue)).mean() for cue in (0, 1)]

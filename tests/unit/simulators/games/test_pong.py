@@ -32,7 +32,7 @@ def test_team_that_misses_the_ball_loses_the_point(side):
     assert now(simulator).ball[0, 0] == 0.0
 
 
-def test_point_at_the_step_limit_is_a_draw():
+def test_pong_game_that_reaches_the_step_limit_is_a_draw():
     simulator = put(begun(Pong, 2), ball=(0.0, 0.0, 0.08, 0.0), paddle=(0.0, 0.0))
     for k in range(pong.MAX_STEP):
         steps = simulator.step(stay())
@@ -42,7 +42,7 @@ def test_point_at_the_step_limit_is_a_draw():
         assert steps[name][1].interrupted.tolist() == [True]
 
 
-def test_both_sides_see_the_same_game_mirrored():
+def test_both_pong_players_observe_the_same_game_mirrored():
     """The right player sees what the left player sees on the mirrored court, step by step."""
     rng = np.random.default_rng(0)
     game, mirrored = begun(Pong, 40, seed=1), begun(Pong, 40, seed=1)
@@ -64,7 +64,7 @@ def test_both_sides_see_the_same_game_mirrored():
 
 
 @pytest.mark.parametrize(("free", "inside"), [(0.4, 0.4), (1.3, 0.7), (-1.5, -0.5), (3.2, -0.8)])
-def test_expert_predicts_a_reflected_ball(free, inside):
+def test_pong_expert_predicts_the_position_of_a_ball_that_walls_reflect(free, inside):
     assert folded(np.array([free])) == pytest.approx([inside])
 
 

@@ -73,7 +73,7 @@ def test_agents_and_pit_begin_on_different_cells_and_use_every_allowed_cell():
     assert {tuple(pit) for pit in state.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
 
 
-def test_value_0_of_the_parameter_pit_leaves_the_pit_out():
+def test_areas_have_no_pit_if_the_parameter_pit_is_0():
     simulator = PushTogether(n_agents=30)
     simulator.set_parameter("pit", 0.0)
     decisions, _ = simulator.reset()[BEHAVIOR]

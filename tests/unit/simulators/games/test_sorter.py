@@ -78,7 +78,7 @@ def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     assert decisions.obs[0][0, :, 22].tolist() == [0.0] * 20
 
 
-def test_tile_is_touched_only_at_its_own_place_and_a_wrong_tile_ends_the_episode():
+def test_tile_counts_as_touched_only_at_its_own_place_and_a_tile_out_of_order_ends_the_episode():
     simulator = placed([(17, 0), (4, 5)])
     for place in (3, 4, 6, 7):
         decisions, terminals = visit(simulator, place)
@@ -106,7 +106,7 @@ def test_observed_tiles_are_different_and_in_random_order():
     assert 0.45 < (first < second).mean() < 0.55
 
 
-def test_num_tiles_limits_the_tiles_of_episodes_that_begin_later():
+def test_parameter_num_tiles_limits_the_tiles_of_episodes_that_begin_later():
     simulator = begun(Sorter, 300)
     simulator.set_parameter("num_tiles", 3.0)
     before = now(simulator).waits.sum(axis=1).max()
@@ -115,7 +115,7 @@ def test_num_tiles_limits_the_tiles_of_episodes_that_begin_later():
     assert set(decisions.obs[0].any(axis=2).sum(axis=1).tolist()) == {1, 2, 3}
 
 
-def test_each_area_draws_its_own_value_of_a_sampled_num_tiles():
+def test_each_area_draws_its_own_value_if_the_parameter_num_tiles_is_sampled():
     simulator = Sorter(n_agents=300)
     simulator.parameters.set_sampler(
         "num_tiles", Sampler(kind=2, values=(1.0, 1.9, 9.0, 9.9), seed=1)
