@@ -45,7 +45,7 @@ class Rollout:
     terminated: BoolArray
     """[K] whether the task ended, so that the value after the last row is 0."""
     next_obs: list[FloatArray]
-    """One array [K, *shape] for each observation: the observation after the trajectory's last row."""
+    """One array [K, *shape] for each observation: its value after a trajectory's last row."""
     memory: FloatArray | None = None
     """[K, sequences, M] memory before each sequence of a trajectory; a short trajectory has fewer
     sequences, and then the later entries have no meaning. None without memory."""

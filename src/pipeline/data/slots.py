@@ -99,7 +99,7 @@ class Slots:
         return _concatenated(freed)
 
     def sweep(self) -> AnyArray:
-        """Free the slots of agents that were in none of the last 1,000 messages; return the slots."""
+        """Free the slots of agents that were in none of the last 1,000 messages; return them."""
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
         since = self._clock - STALE_AFTER_MESSAGES

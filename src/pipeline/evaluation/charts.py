@@ -55,7 +55,7 @@ class Series:
     middle: Floats
     """[points] interquartile mean over the seeds."""
     band: tuple[Floats, Floats] | None
-    """95 % interval of `middle`; None with too few seeds: each seed is then drawn as a full line."""
+    """95 % interval of `middle`; None with too few seeds: each seed then has a thick line."""
 
     @property
     def label(self) -> str:
