@@ -117,8 +117,8 @@ def _active_counts(lengths: IntArray) -> AnyArray:
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """Clipped surrogate -mean(min(ratio A, clip(ratio) A)), arXiv 1707.06347, equation 7.
 
-    The minimum clips a ratio on one side only, where a further move would raise the objective: from
-    above where A is positive, from below where it is negative.
+    A is the advantage. The minimum clips a ratio on one side only, where a further move would raise
+    the objective: from above where A is positive, from below where it is negative.
 
     Args:
         log_ratio: [B, C] log probabilities of the taken actions under the policy being trained,

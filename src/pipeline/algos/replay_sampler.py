@@ -1,4 +1,4 @@
-"""Minibatches from a replay buffer, with rewards and normalisation of the present networks."""
+"""Minibatches from a replay buffer, with rewards and normalisation computed when rows are drawn."""
 
 from __future__ import annotations
 

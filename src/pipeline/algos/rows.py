@@ -35,7 +35,7 @@ class Rows:
     next_obs: list[Tensor] = field(default_factory=list)
     """Observations after each step, in the form of `obs`; empty if they are not stored."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors [R, ...] by name."""
+    """All other columns of the rows by name, as tensors [R, ...]."""
     sequences: SequenceState | None = None
     """The sequences that the rows form, with the memory at each start; None without memory."""
     steps: Rows | None = None

@@ -200,7 +200,7 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return row numbers that move the row after each trajectory behind the trajectory's rows.
+    """Return row numbers that order rows by trajectory, each with the row after its last row.
 
     The numbers are indices into an array that has the R rows of all sequences first, and then, for
     each of the K trajectories, the row after the trajectory.

@@ -160,7 +160,10 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
 def improvement_interval(
     x: FloatArray, y: FloatArray, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of `probability_of_improvement`."""
+    """Return the 95 % bootstrap interval of the probability that a score of x is above one of y.
+
+    x [n] and y [m] are as in `probability_of_improvement`.
+    """
     # Each group is sampled separately, so that a larger group does not outweigh the other.
     return _ends(_improvements(_drawn(x, rng), _drawn(y, rng)))
 

@@ -1,4 +1,4 @@
-"""When summaries and checkpoints are due, how long training takes, and reports of environments."""
+"""Steps of summaries and checkpoints, times of training's parts, statistics of environments."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def digest(value: Any) -> str:
 
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the key path of each tensor of the learner and its experience that is not finite."""
+    """Yield the key path of each tensor in the learner or its experience that is not finite."""
 
     def places(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, dict | list | tuple):

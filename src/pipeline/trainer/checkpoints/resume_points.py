@@ -82,7 +82,7 @@ class ResumePoints:
         self.interrupted.append(max((learner.step for learner in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the entry with the steps of interruptions; an empty map if there were none."""
+        """Return the resume files' entry with the steps of interruptions; {} if there were none."""
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:

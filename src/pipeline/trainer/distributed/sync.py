@@ -270,7 +270,7 @@ class Synchronizer:
         self._resume_points = resume_points
 
     def listen(self, asked: StopRequest) -> StopRequest:
-        """Set this process's request to stop; return the request that all processes agree on."""
+        """Use `asked` as this process's request to stop; return the request that all agree on."""
         self._stop_request = asked
         if self.group is None:
             return asked
