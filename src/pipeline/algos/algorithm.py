@@ -76,7 +76,7 @@ class Algorithm(ABC):
         self.processes: ProcessGroup = SINGLE_PROCESS
         """The processes that learn together; see `learn_with`."""
         self.set_values: Mapping[str, float] = {}
-        """Values by setting that replace the `schedules` in the present update."""
+        """Values for the present update, by setting; they replace the scheduled values."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         # Actions and minibatches have separate random streams, so that drawing a minibatch does not
         # change later actions.

@@ -126,7 +126,10 @@ def shifted_distribution(
 def soft_target(
     values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
 ) -> Tensor:
-    """Return r + discount (min Q - cost) [B] of values [2, B, K]; see `shifted_distribution`."""
+    """Return targets r + discount (min Q - cost) [B]; see `shifted_distribution` for arguments.
+
+    `values` [2, B, K] are the values Q of both critics.
+    """
     # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
     expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
     return reward + discount * (expected.amin(0) - cost)

@@ -72,7 +72,7 @@ class GroupMessage:
 
 
 class Groups:
-    """Members, rewards and moments of one behavior's groups, stored by slot (see `data.slots`).
+    """Members, rewards and snapshots of one behavior's groups, by slot (see `data.slots`).
 
     Args:
         columns: columns to store for each member: observations, actions, and the flag `over`, which
@@ -99,7 +99,7 @@ class Groups:
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
-        """Process a message, and write the agents' rewards and moments to `by_slot`.
+        """Process a message; write agents' rewards and group snapshots' numbers to `by_slot`.
 
         Args:
             ended: agents with an ended episode, each once.
@@ -133,7 +133,11 @@ class Groups:
             s["moment"][deciding.slots] = self._moment_of(deciding.group)
 
     def decided(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Store agents' actions; return the numbers `entity` and `moment` of each agent's row."""
+        """Store agents' actions; return the fields `entity` and `moment` for rows of experience.
+
+        `entity` is the number of the agent's stored data, `moment` the number of its group's
+        snapshot.
+        """
         self.moments.describe(self.by_slot["entity"][slots], rows)
         return {name: self.by_slot[name][slots] for name in ("entity", "moment")}
 
@@ -142,7 +146,7 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all moments but those in `needed` and the latest ones of the present agents."""
+        """Forget all group snapshots but those in `needed` and the latest of present agents."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
@@ -190,9 +194,9 @@ class Groups:
             s["group_return"][slots] += message.group_reward[real]
 
     def _end(self, ended: GroupMessage, acted: BoolArray) -> None:
-        """Add a moment for the end of each episode, with the ended and the remaining members.
+        """Add a snapshot of the group of each ended episode, with the ended and remaining members.
 
-        The entity of an ended member has `over` set, unless its episode was cut short.
+        The stored data of an ended member have `over` set, unless its episode was cut short.
         """
         s = self.by_slot
         over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
@@ -217,7 +221,7 @@ class Groups:
         return self.moments.add_entities(len(message.slots), message.obs, fields)
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:
-        """Add the present moment of each agent's group; return each agent's moment, int64 [N]."""
+        """Add snapshots of N agents' groups; return each agent's snapshot number, int64 [N]."""
         groups, agent_group = np.unique(keys, return_inverse=True)
         slots, group_index = self._members(groups)
         # The sort is stable, so that members are in the order of their slots.
@@ -249,7 +253,10 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Members:
-    """M moments with at most N members each, and the E entities of these members."""
+    """M snapshots of groups (moments) with at most N members each, and the E members' data.
+
+    The stored observation and action of a member are called an entity.
+    """
 
     entities: Columns[AnyArray]
     """Columns of the entities, as arrays [E, ...]."""
@@ -262,10 +269,11 @@ class Members:
 
 
 class GroupSnapshots:
-    """Stores entities and moments, both numbered in the order in which they were added.
+    """Stores the data of members (entities), and the members of groups at one time (moments).
 
     Args:
-        columns: columns to store for each entity.
+        columns: columns to store for each entity. Entities and moments are numbered in the order in
+            which they are added.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -278,7 +286,7 @@ class GroupSnapshots:
     def add_entities(
         self, n: int, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
     ) -> AnyArray:
-        """Add `n` entities, with zeros in fields that are not given; return their numbers [n]."""
+        """Add `n` entities, with zeros in fields that are not given; return their numbers, [n]."""
         ids = self._next_entity + np.arange(n)
         # An array with a single zero is broadcast to every field that is not given.
         zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))

@@ -315,7 +315,7 @@ class Critic(nn.Module):
     def forward(
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
-        """Return values [B, signals]; the actor's vectors `hidden` are read if the body is shared."""
+        """Return values [B, signals]; the actor's vectors `hidden` are read if it shares its body."""
         # A critic with a body encodes the observations itself, and ignores the actor's `hidden`.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)

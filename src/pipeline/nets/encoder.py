@@ -114,7 +114,7 @@ class HyperLayer(nn.Module):
         return weights.view(-1, self.n_in, self.n_out)
 
     def to_onnx(self, graph: OnnxGraph, x: str, goal: str) -> str:
-        """Add `forward` in ONNX; return the name of its result."""
+        """Add the operators of `forward` to `graph`; return the name of their result."""
         encoded = graph.layer_norm(self.goal.to_onnx(graph, goal, "goal"), axis=1)
         weights = graph.linear(self.weights, encoded, "goal.generator")
         weights = graph.reshape(weights, (-1, self.n_in, self.n_out), "goal.shape")
@@ -233,7 +233,7 @@ class ObservationEncoder(nn.Module):
         return hidden
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
-        """Add `forward` in ONNX; return the name of its result."""
+        """Add the operators of `forward` to `graph`; return the name of their result."""
         # `obs` is a generator, so that an observation's normaliser and encoder are adjacent.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)

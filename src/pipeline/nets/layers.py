@@ -52,9 +52,9 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply a dense layer with weight [n_out, n_in] to x [..., n_in]; return [..., n_out].
 
     torch multiplies matrices with MKL, which does not use AVX-512 on AMD processors, and computes
-    convolutions with oneDNN, which uses it. On these processors a large product is computed as a
-    convolution of one pixel, twice as fast. Each output is the same sum, added in another order if
-    rows are long (docs/explanation/fast-networks.md).
+    convolutions with oneDNN, which uses AVX-512. On these processors a large product is computed as
+    a convolution of one pixel, twice as fast. Each output is the same sum, added in another order
+    if rows are long (docs/explanation/fast-networks.md).
     """
     n_out, n_in = weight.shape
     if not is_for_onednn(x, x.numel() // n_in, n_in, n_out):
@@ -227,7 +227,7 @@ class RunningNormalizer(nn.Module):
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add `forward` in ONNX; return the name of its result.
+        """Add the operators of `forward` to `graph`; return the name of their result.
 
         Raises:
             ExportError: A standard deviation is not above 0.

@@ -124,7 +124,7 @@ class ResidualBlock(nn.Module):
         return result
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """Add `forward` in ONNX; weights are named by `name` and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `name` and layer number."""
         y = _convolve(graph, self.first, graph.swish(x), f"{name}.1")
         y = _convolve(graph, self.second, graph.swish(y), f"{name}.3")
         return graph.node("Add", [y, x])
@@ -158,7 +158,7 @@ class ResnetEncoder(nn.Module):
         return nn.functional.relu(self.dense(nn.functional.silu(image).flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` in ONNX; weights are named by image and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by image and layer number."""
         x, place = image, 0
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
@@ -250,7 +250,7 @@ class OwnEncoder(nn.Module):
         return y
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add `forward` in ONNX for the tensor called `x`; return the result's name."""
+        """Add the operators of `forward` for the tensor `x` to `graph`; return their result's name."""
         return trace(graph, self.network, x, self.shape)
 
 

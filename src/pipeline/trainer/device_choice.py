@@ -114,7 +114,7 @@ def fastest_threads(
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Return the seconds that acting and gradient steps take for each agent step.
+    """Return the seconds that acting and gradient steps take together per agent step.
 
     The critic is not measured: on each device it takes about as long as the policy.
     """

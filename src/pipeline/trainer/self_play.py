@@ -64,7 +64,7 @@ class SelfPlay:
             learner.snapshot_pool.swap(ghosts)
 
     def on_step(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
-        """Rate the games that have ended, or count the decisions if opponents play this team."""
+        """Rate the games that have ended, or count the decisions if opponents act for this team."""
         past = learner.snapshot_pool
         if past is None:
             return

@@ -158,7 +158,7 @@ class Overlap(Updates):
         self._parts: Generator[int, None, dict[str, float]] | None = None
         """Remaining parts of the update under way; None when all have been computed."""
         self._future: Future[dict[str, float]] | None = None
-        """The update under way in the thread; None when it has been computed."""
+        """The update that the thread computes at present; None if there is no such update."""
         self._per_step = 1
         self._n_steps = 0  # steps of the loop since the last update began
         self._n_steps_left = 0  # steps of the loop until a computed update takes effect

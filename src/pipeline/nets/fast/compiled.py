@@ -130,7 +130,7 @@ class CompiledSteps:
         moved: Sequence[Tensor],
         max_norm: float | None,
     ) -> Callable[..., list[Tensor]]:
-        """Return the program for inputs of these shapes.
+        """Return the compiled program for the shapes of `inputs`.
 
         The program's arguments are the tensors of the inputs and the tensors that it changes: the
         gradient and, if the program also changes the parameters, the arguments of `adam_step`.

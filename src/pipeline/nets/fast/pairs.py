@@ -24,7 +24,7 @@ class Paired(Protocol):
         """Pairs of parameters of one shape; empty if the networks cannot be computed together."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with the parameters `paired` [2, ...]; each replaces both parameters of a pair."""
+        """Compute with the parameters `paired` [2, ...], each in place of the two of a pair."""
 
 
 def paired_adam(

@@ -1,8 +1,8 @@
 """The files of a run: checkpoints, the best policy, ONNX files, and the list of checkpoints.
 
 `<run>/<Behavior>/` has the resume file `checkpoint.pt`, from which the run continues; with
-`save_replay_buffer: true` the files of the replay, which `checkpoint.pt` names; the newest
-`keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far,
+`save_replay_buffer: true` the files of the replay buffer, which are listed in `checkpoint.pt`; the
+newest `keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far,
 `best.pt`. With an exporter each policy has an ONNX file next to it, the newest policy is also
 `<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists the numbered checkpoints.
 """
