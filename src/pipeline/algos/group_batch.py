@@ -85,7 +85,7 @@ class GroupBatch:
 
     @property
     def largest(self) -> int:
-        """Largest number of members whose task has not ended at one moment, at least 1."""
+        """Largest number of members with an unfinished task that a moment has, at least 1."""
         return int((self.present & ~self.over).sum(1).max(initial=1))
 
     def minibatches(

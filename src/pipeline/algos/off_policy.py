@@ -59,7 +59,7 @@ class SampledActions:
     n_branches: int
 
     def expected(self, values: Tensor) -> Tensor:
-        """Return expected values [..., B, S]: over the choices of each branch, then their mean.
+        """Return the mean over branches of each branch's expected value, [..., B, S].
 
         `values` [..., B, S, outputs] have one output for each choice of each branch. Without
         branches they have a single output, which is returned.

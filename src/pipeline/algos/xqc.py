@@ -416,7 +416,7 @@ class XQC(OffPolicy):
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
     def _scaled(self, rewards: Tensor) -> Tensor:
-        """Return the sum over signals [R, 1] of rewards times strength: all share one critic."""
+        """Return the sum over signals [R, 1] of rewards times strength: signals share a critic."""
         if self.reward_scale is None:
             return rewards.sum(1, keepdim=True)
         return (rewards @ self._reward_factors(self.reward_scale)).unsqueeze(1)

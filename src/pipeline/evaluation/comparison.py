@@ -318,7 +318,7 @@ def _standing(
 def _improvement(
     first: ExperimentScore, second: ExperimentScore, rng: np.random.Generator
 ) -> Improvement:
-    """Return the improvement of the better experiment; in a tie, `first` counts as better."""
+    """Return the improvement of the better experiment over the other; in a tie, of `first`."""
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)

@@ -209,7 +209,7 @@ class ActionHeads(nn.Module):
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
-        """Add `to_environment` in ONNX: it maps the tensor `action` to the tensor `output`."""
+        """Add the operators of `to_environment`, from tensor `action` to tensor `output`."""
         clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
         graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
 
@@ -315,7 +315,10 @@ class Critic(nn.Module):
     def forward(
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
-        """Return values [B, signals]; the actor's vectors `hidden` are read if it shares its body."""
+        """Return values [B, signals].
+
+        They are computed from `obs`, or from the actor's vectors `hidden` if the body is shared.
+        """
         # A critic with a body encodes the observations itself, and ignores the actor's `hidden`.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)

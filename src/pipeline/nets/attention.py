@@ -80,7 +80,7 @@ class ResidualSelfAttention(nn.Module):
         return total / (used.sum(2) + _COUNT_EPSILON)
 
     def to_onnx(self, graph: OnnxGraph, x: str, paddings: Sequence[str], n: int) -> str:
-        """Add `forward` in ONNX for n entities; return the name of its result.
+        """Add the operators of `forward` for n entities to `graph`; return the result's name.
 
         `paddings` are the names of tensors, one for each observation, that are 1.0 for unused rows
         and 0.0 for entities.
@@ -229,7 +229,7 @@ class EntityEncoder(nn.Module):
         return nn.functional.silu(x)
 
     def to_onnx(self, graph: OnnxGraph, own: Sequence[str], observations: Sequence[str]) -> str:
-        """Add `forward` in ONNX; `observations` are names of the model's inputs."""
+        """Add the operators of `forward` to `graph`; `observations` are names of its inputs."""
         code = None
         if self.own is not None:
             code = graph.swish(graph.linear(self.own, graph.concat(own), "entities.own"))

@@ -88,10 +88,11 @@ class Memory(nn.Module):
         return hidden, torch.cat((hidden, cell), dim=1)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add `step` in ONNX, from the input `recurrent_in` to the output `recurrent_out`.
+        """Add the operators of `step` to `graph`; return the name of the layer's output.
 
-        The caller declares both. A sequence has one step in the model; steps are the first axis
-        of ONNX's LSTM.
+        The operators read the model's input `recurrent_in` and write the output `recurrent_out`,
+        both of which the caller declares. A sequence has one step in the model; steps are the first
+        axis of ONNX's LSTM.
         """
         H = self.output_size
         from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)

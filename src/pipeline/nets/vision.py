@@ -78,7 +78,7 @@ class ConvolutionEncoder(nn.Module):
         return nn.functional.leaky_relu(self.dense(image.flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` to the ONNX graph; weights are named by image and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `image` and layer."""
         x, place = image, 0
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
             x = graph.leaky_relu(_convolve(graph, convolution, x, f"{image}.{place}"))
@@ -124,7 +124,7 @@ class ResidualBlock(nn.Module):
         return result
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """Add the operators of `forward` to `graph`; weights are named by `name` and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `name` and layer."""
         y = _convolve(graph, self.first, graph.swish(x), f"{name}.1")
         y = _convolve(graph, self.second, graph.swish(y), f"{name}.3")
         return graph.node("Add", [y, x])
@@ -158,7 +158,7 @@ class ResnetEncoder(nn.Module):
         return nn.functional.relu(self.dense(nn.functional.silu(image).flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add the operators of `forward` to `graph`; weights are named by image and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `image` and layer."""
         x, place = image, 0
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
@@ -250,7 +250,7 @@ class OwnEncoder(nn.Module):
         return y
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add the operators of `forward` for the tensor `x` to `graph`; return their result's name."""
+        """Add the operators of `forward` for the tensor `x` to `graph`; return the result's name."""
         return trace(graph, self.network, x, self.shape)
 
 

@@ -132,10 +132,10 @@ class GroupTracker(Groups):
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Return `rows` with the added fields `entity` and `moment`, numbers in group snapshots.
+        """Return `rows` with two more fields, `entity` and `moment`.
 
-        `entity` is the number of the agent's own data, `moment` that of the list of its group's
-        members.
+        `entity` is the number of the agent's stored data, `moment` the number of its group's
+        snapshot.
         """
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}

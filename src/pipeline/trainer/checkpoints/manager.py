@@ -294,7 +294,7 @@ class CheckpointManager:
         return files.named(self.run_dir, behavior) / name
 
     def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a learner's checkpoint, but no experience and no environments."""
+        """Return a learner's checkpoint without the entries `experience` and `environments`."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),

@@ -98,7 +98,7 @@ class LocalWorkers:
                 _input(process).flush()
 
     def ended(self) -> dict[int, str]:
-        """Return a description of how each ended process ended, with the path of its log, by rank."""
+        """Return text on how each ended process ended, with the path of its log, by rank."""
         endings = {}
         for rank, process in self._processes.items():
             code = process.poll()
