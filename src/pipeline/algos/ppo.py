@@ -132,7 +132,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
-    """Return rows with the fields `lowest` and `highest`, to which `policy_loss` clips ratios."""
+    """Return rows with the fields `lowest` and `highest`: bounds of ratios for `policy_loss`."""
     # The bounds are computed once for all minibatches, to save operations in each of them.
     advantage = rows.advantage
     bounds = {

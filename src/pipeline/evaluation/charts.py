@@ -98,7 +98,7 @@ class Chart:
     x: tuple[float, float]
     x_label: str
     mark: float | None = None
-    """A value to compare with, on the y axis of curves or the x axis of estimates."""
+    """A value to draw as a dotted line, on the y axis of curves or the x axis of estimates."""
     rows: tuple[Row, ...] = ()
     series: tuple[Series, ...] = ()
     y: tuple[float, float] = (0.0, 1.0)

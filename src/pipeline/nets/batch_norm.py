@@ -238,7 +238,7 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` copies it for acting.
+    """SAC's actor with batch normalisation, for training; `fold_into` sets the actor that acts.
 
     In the module's training mode, each call normalises by the minibatch's statistics, and moves the
     running statistics towards them.

@@ -27,7 +27,7 @@ class SequenceState:
     """int64 [S] number of rows of each sequence, on the CPU; rows are ordered by sequence."""
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
-        """Split each memory after its first `n` numbers; return the sequences with both parts."""
+        """Return the sequences with the first `n` numbers of each memory, and with the rest."""
         memory, rest = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
         return SequenceState(memory=memory, lengths=lengths), SequenceState(

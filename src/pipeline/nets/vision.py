@@ -250,7 +250,7 @@ class OwnEncoder(nn.Module):
         return y
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add the operators of `forward` for the tensor `x` to `graph`; return the result's name."""
+        """Add the operators of `forward` for tensor `x` to `graph`; return the result's name."""
         return trace(graph, self.network, x, self.shape)
 
 

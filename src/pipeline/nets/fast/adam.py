@@ -211,7 +211,7 @@ class FlatAdam(FusedAdam):
         return [result.detach() for result in results]
 
     def minimize(self, loss: Tensor, *, max_norm: float | None = None) -> None:
-        """Make one step that lowers the scalar `loss`; `max_norm` as in `step`."""
+        """Make one step that lowers the scalar `loss`; for `max_norm` see `step`."""
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)

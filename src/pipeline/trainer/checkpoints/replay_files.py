@@ -65,7 +65,7 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Delete replay files that the checkpoint does not name; if it names none, delete none."""
+    """Delete the replay files that `checkpoint` does not name; delete none if it names none."""
     names = {name for name, _ in _named(checkpoint)}
     for path in folder.glob("replay-*.npz") if names else ():
         if path.name not in names:

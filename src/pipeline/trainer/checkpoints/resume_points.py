@@ -74,7 +74,7 @@ class ResumePoints:
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
     def moved(self, run: Mapping[str, Any]) -> None:
-        """Record that the run does not continue exactly, because its device has another type."""
+        """Record that the run continues on another type of device, and so not exactly."""
         self._resumed_at = max(run.get("steps", {}).values(), default=None)
 
     def interrupt(self, learners: Iterable[Learner]) -> None:
@@ -115,7 +115,7 @@ class ResumePoints:
             )
 
     def is_interval_over(self) -> bool:
-        """Return whether the interval since the last save is over; slow saves lengthen it."""
+        """Return whether the interval since the last save is over; slow saves make it longer."""
         # Saving takes a small share of the time: with the default interval the next save comes
         # after 10 s, and 20 s more for each second that the last save took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
