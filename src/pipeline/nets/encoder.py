@@ -65,8 +65,8 @@ class Normalizers(nn.Module):
 class HyperLayer(nn.Module):
     """A dense layer whose weights are made from the goal (Ha et al. 2017, arXiv 1609.09106).
 
-    The goal passes two dense layers with Swish, and a layer normalisation; a last dense layer
-    computes from it the weights [n_in, n_out] for each row of the minibatch.
+    The goal passes two dense layers with Swish, and a layer normalisation; from the result a last
+    dense layer computes the weights [n_in, n_out] for each row of the minibatch.
     """
 
     def __init__(

@@ -94,9 +94,9 @@ class CompiledSteps:
 
         Args:
             losses: function that returns the scalar loss and other results, which depend only on
-                the inputs, parameters and buffers; the same function at every call. Another result
-                that reads a parameter gets the value before the step only if the loss reads it,
-                too.
+                the inputs, parameters and buffers; the same function at every call. A result that
+                reads a parameter gets the parameter's value before the step only if the loss reads
+                this parameter, too.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             lengths: `Length` of each input whose length, at least 2, differs between calls, by
                 name.

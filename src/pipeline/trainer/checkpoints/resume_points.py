@@ -231,7 +231,7 @@ class JointResumePoints(ResumePoints):
             self._is_wanted = False
 
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Take this process's part of a resume point, and wait for the environments' states."""
+        """Take this process's part of a resume point; the environments' states come later."""
         if self.is_exact:
             self._progress = _WAITS
         super().begin(learners, run)
