@@ -46,11 +46,11 @@ class Algorithm(ABC):
     """
 
     settings_class: ClassVar[type[HyperparameterSettings]] = HyperparameterSettings
-    """Hyperparameters of a trainer that `trainer_type: module:Class` names."""
+    """Class of the hyperparameters of an algorithm that `trainer_type: module:Class` names."""
     squashed: ClassVar[bool] = False
     """Whether a tanh squashes the policy's continuous actions."""
     schedules: ClassVar[tuple[str, ...]] = ()
-    """Settings that `set_values` may replace, because each update reads them again."""
+    """Names of settings that `set_values` may replace; each update reads the settings again."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
     """All networks except the networks of reward signals, by the names that checkpoints use.
@@ -59,13 +59,13 @@ class Algorithm(ABC):
     """
     optimizer: FlatAdam
     bc: BehavioralCloning | None
-    """The auxiliary loss of the `behavioral_cloning` settings; None without them."""
+    """The auxiliary loss of the `behavioral_cloning` settings; None without these settings."""
     recurrent_critic: Critic | None = None
-    """A critic with a memory, which `act` advances at every observation; otherwise None."""
+    """A critic with a memory, which `act` updates at every observation; otherwise None."""
     intrinsic: IntrinsicRewards | None = None
-    """Reward signals that learn from rollouts; None without them, or with a replay buffer."""
+    """Reward signals that learn from rollouts; None if no signal does, or with a replay buffer."""
     replay: Replay | None = None
-    """The replay buffer of an off-policy algorithm, else None."""
+    """The replay buffer of an off-policy algorithm; None for other algorithms."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -76,7 +76,7 @@ class Algorithm(ABC):
         self.processes: ProcessGroup = SINGLE_PROCESS
         """The processes that learn together; see `learn_with`."""
         self.set_values: Mapping[str, float] = {}
-        """Values of the present update in place of `schedules`."""
+        """Values for the present update, by setting; they replace the scheduled values."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         # Actions and minibatches have separate random streams, so that drawing a minibatch does not
         # change later actions.
@@ -88,12 +88,12 @@ class Algorithm(ABC):
 
     @classmethod
     def policy_for(cls, spec: BehaviorSpec, network: NetworkSettings) -> Policy:
-        """Return a new policy of this algorithm, for loading a checkpoint or exporting it."""
+        """Return a new policy of this algorithm, to load a checkpoint's weights or to export it."""
         return Policy(spec, network, squash=cls.squashed)
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy that updates change; most algorithms change `policy`, which acts."""
+        """The policy that updates change; in most algorithms the acting policy, `policy`."""
         return self.policy
 
     @abstractmethod
@@ -101,11 +101,11 @@ class Algorithm(ABC):
         """Return whether `n_rows` rows of closed trajectories are enough to call `update`."""
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Learn from a rollout. An algorithm overrides this, or `update_in_parts`, or both.
+        """Learn from a rollout; an algorithm overrides this method, `update_in_parts`, or both.
 
         Args:
             rollout: closed trajectories.
-            step: agent steps done, for the schedules.
+            step: number of agent steps so far, for the schedules.
 
         Returns:
             Statistics by their TensorBoard tag; empty if no gradient step was made.
@@ -125,7 +125,7 @@ class Algorithm(ABC):
 
         Args:
             rollout: closed trajectories; its arrays must not change until the generator ends.
-            step: agent steps done, for the schedules.
+            step: number of agent steps so far, for the schedules.
 
         Yields:
             The approximate number of remaining gradient steps.
@@ -134,7 +134,7 @@ class Algorithm(ABC):
             As `update`.
 
         Raises:
-            TrainingError: As `update`.
+            TrainingError: A loss, a gradient or a weight is not finite.
         """
         # The default update has one part; it yields once, as updates of several parts do.
         yield 1
@@ -143,7 +143,7 @@ class Algorithm(ABC):
     def refuse_divergence(self, losses: Mapping[str, float], *, step: int) -> None:
         """Check once per update that the mean losses, gradients and weights are finite.
 
-        A gradient that was not finite in some minibatch has also made weights not finite.
+        The weights also show a gradient that was not finite in an earlier minibatch.
 
         Raises:
             TrainingError: A number is not finite.
@@ -170,13 +170,13 @@ class Algorithm(ABC):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory: of the policy's and the recurrent critic's memory together."""
+        """Size of an agent's memory vector: the policy's part and the recurrent critic's part."""
         memory = None if self.recurrent_critic is None else self.recurrent_critic.memory
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
     @property
     def columns(self) -> Columns[Field]:
-        """Columns in which experience is stored: `fields`, and a column for each observation."""
+        """Columns in which experience is stored: one for each field, and one per observation."""
         obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
         return Columns(self.fields, obs)
 
@@ -243,7 +243,7 @@ class Algorithm(ABC):
         ]
 
     def learn_with(self, processes: ProcessGroup) -> None:
-        """Make all later updates together with other processes, with averaged gradients."""
+        """Average gradients over the processes of `processes` in all later gradient steps."""
         self.processes = processes
         for optimizer in self.optimizers:
             optimizer.average = processes.average_gradients_
@@ -254,14 +254,14 @@ class Algorithm(ABC):
         return {"action_stream": self.action_stream}
 
     def compile(self) -> None:
-        """Compile all later gradient steps, if a compiler is installed."""
+        """Compile the gradient steps of all later updates, if a compiler is installed."""
         # The import is here and not at the top of the module, because it takes a second.
         from pipeline.nets.fast.compiled import compile_steps
 
         compile_steps(self.own_optimizers, self.own_networks.values())
 
     def copy_for_acting(self) -> Algorithm:
-        """Return an algorithm with copies of the acting networks, to act while this one learns."""
+        """Return a copy with its own acting networks, which acts while this algorithm learns."""
         # A shallow copy shares the random streams, so that acting continues them after an update.
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
@@ -315,10 +315,11 @@ class Algorithm(ABC):
         }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Load another run's weights into all networks, wherever names and shapes are equal.
+        """Load the weights of another run into all networks, where names and shapes are equal.
 
         Returns:
-            The tensors that were not loaded, with reasons, and the number of loaded tensors.
+            Names of the tensors that were not loaded, with reasons, and the number of loaded
+            tensors.
         """
         return load_matching(self.networks, state)
 
@@ -329,12 +330,13 @@ def load_matching(
     """Copy saved tensors into the networks' tensors that have the same name and shape.
 
     Args:
-        networks: networks by name; a tensor without a saved counterpart keeps its value.
-        saved: each network's `state_dict` from another run, by the same names; a network that is
+        networks: networks by name; a tensor without a saved tensor of its name and shape keeps its
+            value.
+        saved: `state_dict` of each network of another run, by the same names; a network that is
             missing or None in `saved` is not changed.
 
     Returns:
-        The tensors that were not loaded, with reasons, and the number of loaded tensors.
+        Names of the tensors that were not loaded, with reasons, and the number of loaded tensors.
     """
     skipped: list[str] = []
     n_loaded = 0

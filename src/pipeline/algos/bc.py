@@ -1,6 +1,6 @@
 """Behavioral cloning: supervised learning of a policy from demonstrations.
 
-As a stage it pretrains a policy; as an auxiliary loss it runs after each update of the trainer.
+It pretrains a policy before training, or adds gradient steps after each update of the trainer.
 Continuous actions are compared in the environment's range: the policy's mean action, scaled to
 -1..1, with the recorded action. (ML-Agents compares the raw sample, which is three times as large,
 with the recorded action: docs/explanation/bc.md.)
@@ -100,14 +100,17 @@ class BehavioralCloning:
             # Demonstrations have no memory of a policy, so each sequence begins with zeros.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
         self.rows = Rows(obs=tensors(rows.obs, device), fields=fields, sequences=sequences)
-        """Steps to imitate; observations are not normalised."""
+        """Steps to imitate, with observations that are not normalised."""
         # A unit is a row, or with memory a sequence.
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
         # If there are fewer rows than `batch_size`, all rows together are one minibatch.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
-        """Probability of each unit if demonstrations have weights; None to draw each unit once."""
+        """Probability of drawing each unit (a row, or with memory a sequence).
+
+        None if the demonstrations have no weights; each unit is then drawn once.
+        """
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
         # `samples_per_update` counts rows, but with memory a unit is a whole sequence.
@@ -149,11 +152,11 @@ class BehavioralCloning:
         return self.num_epoch * self._n_batches
 
     def update(self, *, step: int = 0) -> float:
-        """Make one update; return its mean loss, or 0 if the learning rate has fallen to 0."""
+        """Make one update; return its mean loss, or 0 once the learning rate has fallen to 0."""
         return completed(self.update_in_parts(step=step))
 
     def update_in_parts(self, *, step: int = 0) -> Generator[int, None, float]:
-        """Learn as `update` does; before each gradient step, yield how many remain."""
+        """Make one update in parts; before each gradient step, yield how many steps remain."""
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
@@ -173,7 +176,7 @@ class BehavioralCloning:
         return replace(rows, obs=self.policy.normalizers(rows.obs))
 
     def minibatches(self) -> Iterator[Rows]:
-        """Yield the minibatches of one epoch, in a new order, with normalised observations."""
+        """Yield the minibatches of one pass, in a new order and with normalised observations."""
         n = self._n_batches * self.batch_size
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
@@ -185,9 +188,10 @@ class BehavioralCloning:
         )
 
     def _by_unit(self, weights: AnyArray) -> AnyArray:
-        """Return the probability of each unit (a row, or with memory a sequence) from row weights.
+        """Return the probability of drawing each unit: a row, or with memory a sequence.
 
-        A sequence has the weight of its first row.
+        Probabilities are in proportion to the rows' `weights`; a sequence has the weight of its
+        first row.
         """
         if self.rows.sequences is not None:
             lengths = self.rows.sequences.lengths.cpu().numpy()
@@ -220,7 +224,7 @@ class BehavioralCloning:
 
     @torch.no_grad()
     def measure(self) -> float:
-        """Return the imitation loss of all rows, without learning, in chunks to limit memory."""
+        """Return the imitation loss of all rows without learning, in chunks to limit memory use."""
         rows, n = self._normalized(self.rows), len(self.rows)
         # Sequences are not cut into chunks: `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
@@ -249,7 +253,7 @@ class BehavioralCloning:
 def hold_out(
     rows: ExpertRows, fraction: float, rng: np.random.Generator, *, sequence_length: int = 0
 ) -> tuple[ExpertRows, ExpertRows]:
-    """Return training rows and validation rows, a random share `fraction` of all rows.
+    """Return training rows and validation rows; a random `fraction` of the rows is for validation.
 
     For policies with memory, whole sequences of `sequence_length` rows are drawn for validation.
     """

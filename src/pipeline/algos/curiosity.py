@@ -1,7 +1,7 @@
 """Curiosity: reward for the prediction errors of a model of the environment.
 
-A network turns observations into features. An inverse model learns to tell from the features of
-two successive observations which action was taken, so that features hold what the agent influences.
+A network turns observations into features. An inverse model learns to tell from the features of two
+successive observations which action was taken, so that features describe what the agent influences.
 A forward model predicts the next features from the features and the action; its error is the
 reward. Source: Pathak et al. 2017, arXiv 1705.05363, equations 2 to 6.
 docs/explanation/reward-signals.md lists every detail with its reason.
@@ -35,7 +35,7 @@ LOSS_WEIGHT = 10.0
 
 
 class CuriosityNetwork(nn.Module):
-    """Encoder of observations into features, the inverse model and the forward model."""
+    """Network that encodes observations as features, with the inverse and the forward model."""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
         super().__init__()
@@ -66,9 +66,10 @@ class CuriosityNetwork(nn.Module):
         return error
 
     def inverse_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """Return the error [B] of the actions that are predicted from `now` and `later`.
+        """Return the error [B] of the actions that the inverse model predicts from features.
 
-        It is the squared error of continuous actions plus the cross-entropy of each branch.
+        `now` and `later` are the results of `features`. The error is the squared error of
+        continuous actions plus the cross-entropy of each branch.
         """
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
@@ -108,7 +109,7 @@ class Curiosity(RewardSignal):
         return {"Module:Curiosity": self.network}
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Update the normaliser with rows [B, *shape] of new experience."""
+        """Update the normaliser with observations [B, *shape] of new rows."""
         self.network.normalizers.update(obs)
 
     @torch.no_grad()

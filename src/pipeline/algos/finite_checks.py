@@ -54,7 +54,8 @@ def refuse_non_finite_decision(
 def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
     """Refuse a rollout if a reward, or an observation after a trajectory, is not finite.
 
-    The policy chose no action at these observations, so `refuse_non_finite_decision` had no call.
+    The policy chose no action at an observation after a trajectory, so `refuse_non_finite_decision`
+    was not called for it.
 
     Raises:
         TrainingError: A number is not finite.
@@ -72,9 +73,10 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
 def first_non_finite(
     networks: Mapping[str, nn.Module], gradients: Mapping[nn.Parameter, Tensor] | None = None
 ) -> str:
-    """Return the name, as `network.parameter`, of the first weight that is not finite.
+    """Return the name `network.parameter` of the first weight that is not finite.
 
-    With `gradients`, the gradients of the weights are checked instead.
+    If `gradients` are given, the gradients of the weights are checked instead of the weights. If
+    none of them has a non-finite number, the result is `an unnamed tensor`.
     """
     for network, module in networks.items():
         for name, parameter in module.named_parameters():

@@ -71,7 +71,7 @@ class Discriminator(nn.Module):
             self.estimate.weight *= ESTIMATE_GAIN
 
     def inputs(self, rows: Rows) -> list[Tensor]:
-        """Return the network's inputs for rows with raw observations and actions in -1..1."""
+        """Return the network's inputs for rows of raw observations and of actions in -1..1."""
         inputs: list[Tensor] = self.normalizers(rows.obs)
         if self.use_actions:
             action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
@@ -86,7 +86,8 @@ class Discriminator(nn.Module):
     def estimates(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return the probabilities D [B] from the results of `features`.
 
-        With `use_vail`, `noise` [B, 128] times the codes' standard deviation is added to the codes.
+        With `use_vail`, `features` are the means of codes, and `noise` [B, 128] times the codes'
+        standard deviation is added to them.
         """
         if noise is not None and self.log_deviation is not None:
             # The codes are mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
@@ -127,7 +128,7 @@ class GAIL(RewardSignal):
         self.generator = generator_for(seed, device, "gail")
         self.use_vail = settings.use_vail
         self.beta = torch.zeros((), device=device)
-        """Weight of the bottleneck's divergence; grows while the divergence is above its target."""
+        """Weight of the bottleneck's divergence; grows while the divergence exceeds its target."""
         continuous, discrete = tensors([expert.continuous, expert.discrete], device)
         # If the demonstrations do not record ends of tasks, no step counts as the end of a task.
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
@@ -143,7 +144,7 @@ class GAIL(RewardSignal):
         # experience, as in ML-Agents.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
-        """[R] weights of the demonstrations' rows when rows are drawn; None if all are equal."""
+        """[R] weights with which the rows of demonstrations are drawn; None if all are equal."""
         if expert.weights is not None:
             self.weights = tensors([expert.weights], device)[0]
 
@@ -162,7 +163,7 @@ class GAIL(RewardSignal):
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """Make one gradient step on the policy's rows and the same number of expert rows."""
+        """Make one gradient step on the policy's rows and as many rows of the expert."""
         n = len(rows)
         pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
         # One call of the network computes the features of the policy's and the expert's steps.
@@ -194,8 +195,8 @@ class GAIL(RewardSignal):
     def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return the gradient penalty, the mean of (|gradient| - 1)^2 (arXiv 1704.00028).
 
-        It is the gradient of D with respect to all inputs, observations and actions, at random
-        elementwise mixtures of the policy's and the expert's inputs.
+        The gradient is that of D with respect to all its inputs (observations and actions), at
+        random elementwise mixtures of the policy's and the expert's inputs.
 
         Args:
             pairs: for each input, the policy's and the expert's values [B, *shape].
@@ -218,7 +219,7 @@ class GAIL(RewardSignal):
         return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Draw the inputs of `n` expert steps, in proportion to their weights."""
+        """Draw the inputs of `n` expert steps, with probabilities proportional to their weights."""
         if self.weights is None:
             device = self.generator.device
             # Rows are drawn with replacement, because a rollout may be longer than all

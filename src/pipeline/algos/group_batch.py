@@ -1,4 +1,4 @@
-"""A rollout's groups as tensors, from which the inputs of a group critic are picked."""
+"""The groups of a rollout as tensors, from which a group critic's inputs are taken."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class GroupBatch:
     present: BoolArray
     """[M, N] whether the moment's group has an n-th member."""
     over: BoolArray
-    """[M, N] whether the member's task has ended; a value after the moment leaves it out."""
+    """[M, N] whether a member's task has ended; values after the moment leave this member out."""
     moment: AnyArray
     """int64 [R] index of each row's moment."""
     column: AnyArray
     """int64 [R] place of the row's agent among the members of its moment."""
     following: AnyArray
-    """int64 [K] index of the moment after the last row of each of K trajectories."""
+    """int64 [K] index of the moment that follows the last row of each of K trajectories."""
 
     @staticmethod
     def of(
@@ -54,7 +54,7 @@ class GroupBatch:
         branches: Sequence[int],
         device: torch.device,
     ) -> GroupBatch:
-        """Return the groups of all rows of a rollout, and of the moments after its trajectories."""
+        """Return the groups at all rows of a rollout, and at the moments after its trajectories."""
         if rollout.moments is None:
             raise ValueError("this rollout has no moments of groups")
         n_rows = rollout.n_rows
@@ -85,16 +85,17 @@ class GroupBatch:
 
     @property
     def largest(self) -> int:
-        """Number of members of the largest group."""
+        """Largest number of members with an unfinished task that a moment has, at least 1."""
         return int((self.present & ~self.over).sum(1).max(initial=1))
 
     def minibatches(
         self, rows: Rows, stream: np.random.Generator, size: int, group: ProcessGroup
     ) -> Iterator[Rows]:
-        """Yield minibatches of about `size` rows: all rows of some moments, in a random order.
+        """Yield minibatches of about `size` rows; each has all rows of some moments.
 
-        With whole moments, an estimate that members share is computed only once. A remainder of too
-        few rows for a minibatch is left out. Each process has a part of each minibatch.
+        The order of moments is random. All rows of a moment are in one minibatch, so that an
+        estimate that members share is computed only once. A remainder of too few rows for a
+        minibatch is left out. Each process has a part of each minibatch.
 
         Args:
             rows: the rows [R] of this batch.
@@ -125,11 +126,11 @@ class GroupBatch:
         *,
         size: int = 1,
     ) -> CriticInput:
-        """Return the members of P moments as input of the critic.
+        """Return the members of P of the M moments as input of the critic.
 
         Args:
-            moments: int64 [P] indices of moments.
-            present: bool [P, N] whether each member counts.
+            moments: int64 [P] indices among the M moments.
+            present: bool [P, N] whether each member is part of the input.
             rows: int64 [B] indices of rows that get a baseline; None for values only.
             size: smallest number of places for members in each moment.
 
@@ -177,7 +178,7 @@ class CriticInput:
     def lengths(self, name: str, row_names: Iterable[str], n_rows: int) -> dict[str, Length] | None:
         """Return the argument `lengths` of `FlatAdam.descend` for a minibatch with this input.
 
-        The result is empty if all minibatches have the same shapes, and None if their shapes
+        The result is an empty map if all minibatches have the same shapes, and None if their shapes
         rarely recur. If members are absent, the numbers of rows and moments differ between nearly
         all minibatches of about `n_rows` rows.
 

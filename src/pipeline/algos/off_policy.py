@@ -1,4 +1,4 @@
-"""Off-policy learning: the replay buffer, when to learn, and the entropy temperatures.
+"""Off-policy learning: the replay buffer, the times of updates, and the entropy temperatures.
 
 `sac` and `xqc` add their losses. Source of the temperatures: Haarnoja et al. 2018, arXiv
 1812.05905, section 5.
@@ -51,17 +51,18 @@ class SampledActions:
     continuous: Tensor
     """[B, A] continuous actions."""
     log_prob: Tensor
-    """[B, C] log density of the continuous action, if any; of each branch the sum of p log p."""
+    """[B, C] log density of the continuous actions, and for each branch the sum of p log p."""
     entropy_cost: Tensor
-    """[B] temperature times `log_prob`: of the continuous action, plus the mean over branches."""
+    """[B] temperature times `log_prob`: for continuous actions, plus the mean over branches."""
     probability: Tensor | None
-    """[B, sum of branch sizes] probability of each choice; None without branches."""
+    """[B, sum of branch sizes] probability of each choice; None if there are no branches."""
     n_branches: int
 
     def expected(self, values: Tensor) -> Tensor:
-        """Return [..., B, S]: the expected value of each branch, averaged over branches.
+        """Return the mean over branches of each branch's expected value, [..., B, S].
 
-        `values` [..., B, S, outputs] have an output for each choice; one output without branches.
+        `values` [..., B, S, outputs] have one output for each choice of each branch. Without
+        branches they have a single output, which is returned.
         """
         if self.probability is None:
             return values.squeeze(-1)
@@ -71,7 +72,7 @@ class SampledActions:
 class OffPolicy(Algorithm):
     """Stores experience in a replay buffer, and learns from samples of it.
 
-    A subclass makes its networks, `policy` among them, calls `make_replay`, and writes
+    A subclass makes its networks, `policy` among them, calls `make_replay`, and implements
     `learn_minibatch` and `statistics`.
     """
 
@@ -107,7 +108,7 @@ class OffPolicy(Algorithm):
     def make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
     ) -> None:
-        """Make the replay, its `sampler`, and behavioral cloning of the policy `cloned`."""
+        """Make the replay buffer, its `sampler`, and behavioral cloning of the policy `cloned`."""
         h = self.hyperparameters
         self.replay = Replay(
             self.columns,
@@ -136,7 +137,7 @@ class OffPolicy(Algorithm):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory; with held noise it is A + 1, see `act`."""
+        """Size of an agent's memory vector; with held noise it is A + 1, see `act`."""
         n_actions = self.spec.action_spec.continuous_size
         return n_actions + 1 if self._holds_noise else super().memory_size
 
@@ -187,7 +188,7 @@ class OffPolicy(Algorithm):
         return replace(decision, memory=held)
 
     def ready(self, n_rows: int) -> bool:
-        """Return whether there are rows to store; `update` decides whether to learn."""
+        """Return whether there are rows to store; `update_in_parts` decides whether to learn."""
         return n_rows > 0
 
     def update_in_parts(
@@ -223,12 +224,12 @@ class OffPolicy(Algorithm):
         return stats | self._update_signals(step)
 
     def may_learn(self, step: int, n_rows: int) -> bool:
-        """Return whether gradient steps may be due with `n_rows` in the replay."""
+        """Return whether gradient steps may be due when the replay has `n_rows` rows."""
         h = self.hyperparameters
         return step >= h.buffer_init_steps and n_rows >= h.batch_size
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Replace the settings by `settings`, which have a number for `steps_per_update: auto`."""
+        """Use `settings`, in which `steps_per_update: auto` has become a number, from now on."""
         self.settings = settings
         self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
 
@@ -256,7 +257,7 @@ class OffPolicy(Algorithm):
         return mean_losses(losses)
 
     def minibatches(self, n: int) -> Iterator[Rows]:
-        """Return n random minibatches of the replay; a subclass may choose others."""
+        """Return `n` random minibatches of the replay; a subclass may return others."""
         return self.sampler.minibatches(n)
 
     @abstractmethod
@@ -265,10 +266,13 @@ class OffPolicy(Algorithm):
 
     @abstractmethod
     def statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from the means over gradient steps of what `learn_minibatch` gives."""
+        """Return statistics by tag from `means`, the means of what `learn_minibatch` returned.
+
+        The means are over the gradient steps of an update.
+        """
 
     def _means(self, learned: Tensor) -> Tensor:
-        """Means [k] of what `learn_minibatch` gave in each of n gradient steps [n, k]."""
+        """Return means [k] over n gradient steps of the results of `learn_minibatch` [n, k]."""
         return learned.mean(0)
 
     def _rewards_of(self, rollout: Rollout) -> Any:
@@ -286,16 +290,17 @@ class OffPolicy(Algorithm):
             return self.signals.rewards(steps).cpu().numpy()
 
     def _reward_factors(self, scale: RewardScale) -> Tensor:
-        """Return factors [S]: the signal's share of all strengths, divided by `scale.divisor`."""
+        """Return factors [S]: each signal's share of all strengths, divided by `scale.divisor`."""
         strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
         shares = np.abs(strengths) / np.abs(strengths).sum()
         return torch.from_numpy((shares / scale.divisor).astype(np.float32)).to(self.device)
 
     def _scaled(self, rewards: Tensor) -> Tensor:
-        """Return rewards times strength [R, S] as the critics learn them.
+        """Return the rewards [R, S] that the critics learn, from rewards times strength.
 
         With `reward_normalization` each signal is divided by the spread of its own returns, and
-        multiplied by S times its share of strength: the policy loss takes the mean over signals.
+        multiplied by S times its share of strength, because the policy loss takes the mean over the
+        S signals.
         """
         if self.reward_scale is None:
             return rewards
@@ -350,7 +355,7 @@ class OffPolicy(Algorithm):
         return self.log_alpha.detach()[0].exp() * sampled.log_prob[:, 0]
 
     def _targets(self, allowed: Tensor | None) -> Tensor:
-        """Return the target entropy of each action component, [C].
+        """Return the target entropy of each action component [C]: continuous actions, each branch.
 
         A branch's target is the mean over rows of 0.2 ln(n), with n allowed choices in the row.
 
@@ -404,7 +409,7 @@ class OffPolicy(Algorithm):
 
 
 def _gaussian_entropy(sigma: float | None) -> float:
-    """Return log(2 pi e sigma^2) / 2, the entropy of N(0, sigma^2), or the default for None."""
+    """Return log(2 pi e sigma^2) / 2, the entropy of N(0, sigma^2); for None the default value."""
     if sigma is None:
         return CONTINUOUS_ENTROPY
     return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)

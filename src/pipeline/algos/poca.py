@@ -3,10 +3,10 @@
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
 Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: the value of the
 group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
-from what its mates observe *and do* but not from the agent's own action. The
-advantage is the return minus the baseline. Members may join and leave: the critic's input has only
-present members, without absorbing states for others, and an agent that ends early is bootstrapped
-with the value of the mates that go on, so that it is credited with their later rewards.
+from what its mates observe *and do* but not from the agent's own action. The advantage is the
+return minus the baseline. Members may join and leave: the critic's input has only present members,
+without absorbing states for others, and the return of an agent that ends early is bootstrapped with
+the value of the mates that go on, so that the agent is credited with their later rewards.
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.
@@ -44,7 +44,7 @@ BASELINE_WEIGHT = 0.5
 _CHUNK = 2048
 """Largest number of moments that the critic evaluates at once, to limit memory for images."""
 _PLACES = 4096
-"""Largest number of members of all sets that the critic evaluates at once, to fit into a cache."""
+"""Largest number of members, summed over sets, that the critic evaluates at once to fit a cache."""
 
 
 class POCA(PPO):
@@ -78,7 +78,7 @@ class POCA(PPO):
 
     @property
     def member_fields(self) -> dict[str, Field]:
-        """Fields of each group member that the critic reads."""
+        """Fields that are stored for each group member because the critic reads them."""
         rows = rollout_fields(self.spec)
         # The critic reads what other members observe and do, not how probable an action was.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
@@ -87,7 +87,7 @@ class POCA(PPO):
         return {**fields, "over": Field(shape=(), dtype=np.bool_)}
 
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
-        """Yield the minibatches of one epoch, each of whole moments."""
+        """Yield the minibatches of one pass; each has all rows of some moments."""
         # With memory a minibatch has whole sequences, so it cannot have whole moments: the rows of
         # a sequence belong to different moments.
         if rows.sequences is not None:
@@ -125,10 +125,11 @@ class POCA(PPO):
     def losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the loss, its parts [3] of policy, value and baseline, and log ratios [B, C].
+        """Return the loss, its parts [3] (policy, value, baseline), and the log ratios [B, C].
 
         Args:
-            inputs: tensors of a minibatch, `mates` for the critic, and `beta`.
+            inputs: tensors of a minibatch, the critic's input `mates`, and the entropy weight
+                `beta`.
             sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows.of(inputs, sequences)
@@ -147,7 +148,7 @@ class POCA(PPO):
         return loss, (torch.stack((loss_pi, loss_v, loss_b)), log_ratio)
 
     def _values_and_baselines(self, critic_input: CriticInput) -> tuple[Tensor, Tensor]:
-        """Return group values and baselines, [B, S] each, of the B rows of P moments."""
+        """Return group values and baselines, both [B, S], for the B rows of P moments."""
         moment = critic_input.moment
         if moment is None:
             raise ValueError("baselines need the rows of their agents")
@@ -179,11 +180,11 @@ class POCA(PPO):
         return {"value": value, "baseline": baseline}, bootstrap
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Return the rows' values and baselines, each [R, S], and two bootstrap values [K, S].
+        """Return the rows' values and baselines [R, S], and two kinds of bootstrap values [K, S].
 
-        A bootstrap value is the group's value after a trajectory. The first is the value of the
-        members with an unfinished task, and 0 without such members; the second is the value of all
-        members, for signals that ignore ends.
+        A bootstrap value is the group's value after a trajectory. The first kind is the value of
+        the members with an unfinished task, and 0 without such members; the second kind is the
+        value of all members, for signals that continue after the end of a task.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)

@@ -33,18 +33,19 @@ class Decision:
     action: ActionTuple
     """Action for the environment; continuous actions are in -1..1."""
     rows: Mapping[str, AnyArray]
-    """[N, ...] columns that learning needs in addition to the observations, by field name."""
+    """[N, ...] columns that are stored for learning besides the observations, by field name."""
     entropy: float
-    """Mean entropy of the policy at these observations."""
+    """Mean entropy of the policy's distributions at the agents' observations."""
     memory: FloatArray | None = None
-    """[N, M] the agents' memory after the decision; None without memory."""
+    """[N, M] memory of the agents after the decision; None without memory."""
 
 
 class Policy(nn.Module):
     """Normalisers and actor: the networks that acting and exporting need.
 
-    With `squash` a tanh squashes continuous actions, as in SAC. `heads` is a function that makes
-    other action heads from the hidden size and the action specification.
+    With `squash` a tanh squashes continuous actions, as in SAC. `heads` is a function that returns
+    the action heads for a hidden size and an action specification; by default they are Gaussian and
+    categorical.
     """
 
     def __init__(
@@ -85,7 +86,8 @@ class Policy(nn.Module):
 
         Args:
             obs: [N, *shape] per observation.
-            action_mask: bool [N, branch] per branch, True where forbidden; None allows everything.
+            action_mask: bool [N, branch] per branch, True where a choice is forbidden; None if none
+                is.
             generator: random stream that actions are drawn from.
             memory: [N, M] memory of the agents, zeros at the start of an episode; None without a
                 recurrent layer.
@@ -129,7 +131,7 @@ class Policy(nn.Module):
         memory: FloatArray | None,
         held: FloatArray | None,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
-        """Return the actions that torch computes for the arguments of `act`, and the new memory."""
+        """Return actions that torch computes from the arguments of `act`, and the new memory."""
         heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         if noise is not None and held is not None:
@@ -159,7 +161,10 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
 
 @contextmanager
 def seeded_weights(seed: int, *names: str) -> Iterator[None]:
-    """Draw initial weights of layers made in this context from the stream of `seed` and `names`."""
+    """Draw the initial weights of layers that are made in this context from a stream of their own.
+
+    `seed` and `names` determine the stream.
+    """
     # Layers draw from torch's global generator, so its earlier state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "weights", *names))
@@ -174,8 +179,8 @@ def generator_for(seed: int, device: torch.device, *names: str) -> torch.Generat
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
     """Continue a random stream from its saved state.
 
-    A GPU's generator cannot load a state of a CPU's generator, nor the reverse. In that case the
-    stream begins at a seed that is derived from the state.
+    A generator on a GPU cannot load the state of a generator on a CPU, nor the other way round. The
+    stream then begins at a seed that is derived from the state.
 
     Args:
         generator: the stream's generator.

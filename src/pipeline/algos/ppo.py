@@ -1,10 +1,10 @@
 """Proximal policy optimisation, as ML-Agents' configurations expect it.
 
-Source: Schulman et al. 2017, arXiv 1707.06347. What differs from the paper, because published
-configurations are tuned to it: the probability ratio is taken per action component rather than for
-the joint action; advantages are the mean over reward signals and are normalised over the whole
-buffer; the entropy of continuous actions is the mean over components. docs/explanation/ppo.md lists
-every detail with its reason.
+Source: Schulman et al. 2017, arXiv 1707.06347. These points differ from the paper, because
+published configurations are tuned to them: the probability ratio is taken per action component
+rather than for the joint action; advantages are the mean over reward signals and are normalised
+over the whole buffer; the entropy of continuous actions is the mean over components.
+docs/explanation/ppo.md lists every detail with its reason.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def generalized_advantages(
         starts: [K] first row of each trajectory.
         lengths: [K] rows of each trajectory, all at least 1.
         gamma: [S] discount per step.
-        lambda_: weight of longer estimates, in [0, 1].
+        lambda_: lambda, the weight of estimates over more steps, in [0, 1].
 
     Returns:
         [R, S] advantages; returns are advantages plus values.
@@ -117,8 +117,8 @@ def _active_counts(lengths: IntArray) -> AnyArray:
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     """Clipped surrogate -mean(min(ratio A, clip(ratio) A)), arXiv 1707.06347, equation 7.
 
-    The minimum clips a ratio on one side only, where a further move would raise the objective: from
-    above where A is positive, from below where it is negative.
+    A is the advantage. The minimum clips a ratio on one side only, where a further move would raise
+    the objective: from above where A is positive, from below where it is negative.
 
     Args:
         log_ratio: [B, C] log probabilities of the taken actions under the policy being trained,
@@ -132,7 +132,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
-    """Return rows with `lowest` and `highest`, the bounds to which `policy_loss` clips ratios."""
+    """Return rows with the fields `lowest` and `highest`: bounds of ratios for `policy_loss`."""
     # The bounds are computed once for all minibatches, to save operations in each of them.
     advantage = rows.advantage
     bounds = {
@@ -158,7 +158,7 @@ def clipped_value_loss(
         value: [B, S] for each of S reward signals.
         old_value: [B, S] estimates when the rollout was collected.
         returns: [B, S] targets.
-        clip: [S] largest change of a value that lowers the loss.
+        clip: [S] largest distance from `old_value`; a value further away does not lower the loss.
     """
     # Value clipping is not in PPO's paper but in its code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
@@ -168,7 +168,8 @@ def clipped_value_loss(
 def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Tensor:
     """Return the clip range of values [S]: `epsilon` standard deviations of the returns [R, S].
 
-    Relative to this deviation, because the scale of returns differs between tasks and signals.
+    The range is relative to the deviation, because the scale of returns differs between tasks and
+    signals.
     """
     # If all returns are equal, a range of 0 would forbid every change of the value.
     return epsilon * processes.std(returns).clamp_min(1e-6)
@@ -177,9 +178,9 @@ def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Ten
 def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     """Return an older policy's rows, changed so that the current policy can learn from them.
 
-    Ratios are clipped relative to the current policy, so that an update can change it as much as
-    without the delay; advantages are weighted by the ratio of the current policy to the policy that
-    acted. Source: Hilton et al. 2021, arXiv 2110.00641; here per action component as in
+    Ratios are clipped relative to the current policy, so that an update can change the policy as
+    much as without the delay; advantages are weighted by the ratio of the current policy to the
+    policy that acted. Source: Hilton et al. 2021, arXiv 2110.00641; here per action component as in
     `policy_loss`.
 
     Args:
@@ -210,9 +211,9 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 
 
 class PPO(Algorithm):
-    """Learns from each rollout in `num_epoch` passes, then discards it.
+    """Learns from each rollout in `num_epoch` passes, and then discards the rollout.
 
-    Hooks for subclasses: `advantages`, `minibatches`, `policy_loss`, or `losses` as a whole.
+    Hooks for subclasses: `advantages`, `minibatches`, `policy_loss`, or all of `losses`.
     """
 
     schedules = ("learning_rate", "epsilon", "beta")
@@ -222,7 +223,7 @@ class PPO(Algorithm):
     estimates: ClassVar[tuple[str, ...]] = ("value",)
     """Names of the critic's estimates; the mean of each is a statistic of each reward signal."""
     _rewards: FloatArray
-    """[R, S] rewards of the present rollout: of each signal, times its strength."""
+    """[R, S] rewards of the present rollout: each signal's rewards times its strength."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -304,7 +305,7 @@ class PPO(Algorithm):
         return stats
 
     def _passes(self, rollout: Rollout, rows: Rows, epsilon: float) -> Iterator[Rows]:
-        """Yield the minibatches of all passes over a rollout's rows."""
+        """Yield the minibatches of all passes over the rows of a rollout."""
         latest = rows
         for number in range(self.hyperparameters.num_epoch):
             # The rows of the first pass already have advantages by the current critic.
@@ -313,7 +314,7 @@ class PPO(Algorithm):
             yield from self.minibatches(latest)
 
     def _adapt_rate(self, log_ratio: Tensor) -> None:
-        """With `desired_kl`, set the next step's learning rate by the KL of log ratios [B, C]."""
+        """With `desired_kl`, set the next learning rate by the KL of the log ratios [B, C]."""
         desired_kl = self.hyperparameters.desired_kl
         if desired_kl is None or "learning_rate" in self.set_values:
             return
@@ -325,26 +326,26 @@ class PPO(Algorithm):
 
     @property
     def _unit(self) -> FloatArray:
-        """float32 [S] return that the critic's value 1 means: 1, or `return_scale.divisor`."""
+        """float32 [S] return for which a critic's output of 1 stands: 1, or the scale's divisor."""
         if self.return_scale is None or self.return_scale.count == 0:
             return np.ones(len(self.signals.names), np.float32)
         unit: FloatArray = self.return_scale.divisor.astype(np.float32)
         return unit
 
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
-        """Yield the minibatches of one epoch."""
+        """Yield the minibatches of one pass over the rows."""
         # With memory `size` counts sequences, as if each of them had `sequence_length` rows.
         size = max(self.hyperparameters.batch_size // self.sequence_length, 1)
         return rows.minibatches(self.minibatch_stream, size, self.processes)
 
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
-        """Return mean absolute losses by tag: ML-Agents charts the absolute policy loss.
+        """Return the means of absolute losses by tag: ML-Agents charts the absolute policy loss.
 
         Args:
-            losses: [P, L] of P gradient steps.
+            losses: [P, L] the L losses of each of P gradient steps.
             rows: the rows of the update.
-            names: of the L losses.
-            step: agent steps done.
+            names: names of the L losses.
+            step: number of agent steps so far.
 
         Raises:
             TrainingError: A loss, a gradient or a weight is not finite.
@@ -388,8 +389,8 @@ class PPO(Algorithm):
             fixed: inputs of `losses` that all minibatches share.
 
         Returns:
-            Policy loss and value loss, scalars, and the log ratio [B, C] of the policy before this
-            step to the policy that the rows' `log_prob` is from.
+            Policy loss and value loss, scalars, and the log ratio [B, C]: log probabilities under
+            the policy before this step, less the rows' `log_prob`.
         """
         return self.optimizer.descend(
             partial(self.losses, sequences=batch.sequences),
@@ -403,7 +404,8 @@ class PPO(Algorithm):
         """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
 
         Args:
-            inputs: tensors of a minibatch, `beta`, and `clip` [S] if values are clipped.
+            inputs: tensors of a minibatch, the entropy weight `beta`, and `clip` [S] if values are
+                clipped.
             sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows.of(inputs, sequences)
@@ -424,7 +426,7 @@ class PPO(Algorithm):
         return loss, (loss_pi, loss_v, log_ratio)
 
     def policy_loss(self, log_ratio: Tensor, batch: Rows) -> Tensor:
-        """Return the policy's loss, a scalar: the clipped surrogate; a subclass may have another.
+        """Return the policy's loss, a scalar: the clipped surrogate, or that of a subclass.
 
         Args:
             log_ratio: [B, C] log probabilities of the taken actions, less `batch.log_prob`.
@@ -437,9 +439,9 @@ class PPO(Algorithm):
     def _rows(self, rollout: Rollout) -> Rows:
         """Return a rollout's rows with the critic's estimates, `returns` [R, S] and `advantage`.
 
-        Estimates stay NumPy arrays until advantages are computed: torch adds in another order,
-        which would change stored results. Tensors on the CPU share memory with these arrays.
-        `advantage` is [R, 1], or [R, C] where agents act during updates.
+        Estimates stay NumPy arrays until advantages are computed: torch adds numbers in another
+        order than NumPy, which would change stored results. Tensors on the CPU share memory with
+        the arrays. `advantage` is [R, 1], or [R, C] where agents act during updates.
         """
         obs = self.policy.normalizers(tensors(rollout.obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
@@ -478,7 +480,7 @@ class PPO(Algorithm):
     def _estimates(
         self, rollout: Rollout, obs: list[Tensor], sequences: SequenceState | None
     ) -> tuple[dict[str, FloatArray], FloatArray]:
-        """Return the critic's estimates for a rollout's rows, not yet multiplied by `_unit`.
+        """Return the critic's estimates for a rollout's rows, before multiplication by `_unit`.
 
         Args:
             rollout: closed trajectories.
@@ -511,10 +513,10 @@ class PPO(Algorithm):
         *,
         is_new: bool,
     ) -> dict[str, FloatArray]:
-        """Return the results of `_estimates`, `returns` [R, S] and `advantage` [R, 1], by name.
+        """Return `estimates` with `returns` [R, S] and `advantage` [R, 1], by name.
 
-        With `return_normalization` returns and estimates are divided by `return_scale.divisor`, to
-        which the returns are added first if the rollout `is_new`.
+        With `return_normalization` returns and estimates are divided by `return_scale.divisor`, a
+        statistic to which the returns are added first if the rollout `is_new`.
         """
         estimates = {name: values * self._unit for name, values in estimates.items()}
         advantages = self.advantages(
@@ -540,7 +542,7 @@ class PPO(Algorithm):
     def advantages(
         self, rollout: Rollout, rewards: FloatArray, values: FloatArray, bootstrap: FloatArray
     ) -> FloatArray:
-        """Return advantages [R, S] by generalised advantage estimation; a subclass may have others.
+        """Return generalised advantage estimates [R, S]; subclasses may compute other advantages.
 
         Returns are advantages plus values; the policy learns from normalised advantages.
 
@@ -561,7 +563,7 @@ class PPO(Algorithm):
         )
 
     def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
-        """Return the critic's values [R, S], in pieces, so that visual features stay small."""
+        """Return the critic's values [R, S], computed in pieces to limit the memory for images."""
         parts = Rows(obs=list(obs)).split(CHUNK)
         result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()
         return result

@@ -23,24 +23,25 @@ T = TypeVar("T")
 
 
 class LearnerGroup(Protocol):
-    """The learners of one behavior in all processes, as one process uses them."""
+    """A learner's connection with the learners of the same behavior in other processes."""
 
     steps: int
     """Steps of this process's agents since the last exchange between processes."""
     held: int
-    """Rows of this process that no update had used at the last exchange."""
+    """Number of this process's rows that waited for an update at the last exchange."""
 
     def should_update(self) -> bool:
         """Return whether all processes together have enough rows for an update."""
 
     def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """Return the means of an update's statistics over all processes."""
+        """Return the mean of each of an update's statistics over all processes, by tag."""
 
 
 class ProcessGroup:
-    """What one process does with all processes of a run; this class is for a single process.
+    """Operations that a process carries out with all other processes, such as averaging gradients.
 
-    All processes call the same methods in the same order.
+    This base class is for a run with a single process; subclasses are for several processes. All
+    processes call the same methods in the same order.
     """
 
     rank: int = 0
@@ -49,7 +50,7 @@ class ProcessGroup:
     """Number of processes."""
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """Return for each minibatch how many of its `size` rows are rows of this process.
+        """Return for each minibatch of `size` rows the number of rows from this process.
 
         This process has `n` rows. All processes have the same number of minibatches, and the share
         of a process in each minibatch is its share of all rows. If all processes together have
@@ -60,26 +61,27 @@ class ProcessGroup:
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
-        """Iterate over minibatches, of which this process has `sizes` rows.
+        """Iterate once per minibatch; `sizes` are the numbers of this process's rows in them.
 
-        Gradients of an iteration are weighted by these rows when they are averaged over processes.
+        When the gradients of an iteration are averaged over processes, each process counts by its
+        rows.
         """
         return repeat(None, len(sizes))
 
     def least(self, n: int) -> int:
-        """Return the smallest `n` of all processes."""
+        """Return the smallest of the numbers `n` that the processes pass."""
         return n
 
     def most(self, n: int) -> int:
-        """Return the largest `n` of all processes."""
+        """Return the largest of the numbers `n` that the processes pass."""
         return n
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Return mean and standard deviation of the values [R, ...] of all processes."""
+        """Return mean and standard deviation of the values [R, ...] that all processes pass."""
         return values.mean(), values.std()
 
     def std(self, values: Tensor) -> Tensor:
-        """Return standard deviations [S] of the columns of values [R, S] of all processes."""
+        """Return the standard deviation [S] of each column of all processes' values [R, S]."""
         # The deviation has no Bessel's correction, which would divide by 0 for a single row.
         return values.std(0, correction=0)
 
@@ -90,7 +92,7 @@ class ProcessGroup:
         """
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace gradients by their means over all processes, weighted by rows: see `weighted`."""
+        """Replace gradients by their means over all processes; `weighted` sets the weights."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
         """Send each process one item of the first process's `values`; return the received item."""
@@ -101,7 +103,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def launched() -> tuple[int, int]:
-    """Return the rank and number of processes that `torchrun`, or a similar launcher, has set.
+    """Return the rank and number of processes that `torchrun` or a similar launcher has set.
 
     Raises:
         SettingsError: RANK or WORLD_SIZE is not a whole number.

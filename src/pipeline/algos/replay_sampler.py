@@ -1,4 +1,4 @@
-"""Minibatches from a replay buffer, with current rewards and normalisation."""
+"""Minibatches from a replay buffer, with rewards and normalisation computed when rows are drawn."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CHUNK = 1024
 
 
 class ReplaySampler:
-    """Draws minibatches of `batch_size` rows from a replay; with memory, of whole sequences.
+    """Draws minibatches of `batch_size` rows from a replay buffer; with memory, whole sequences.
 
     Reward signals compute the rewards of rows when the rows are drawn.
 
     Args:
-        scaled: maps rewards [R, S] of all signals, times strength, to the rewards that critics
-            learn; None for no change.
+        scaled: function that maps the signals' rewards times strength [R, S] to the rewards that
+            critics learn; None if they are the same.
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class ReplaySampler:
     def minibatches(self, n: int) -> Iterator[Rows]:
         """Draw `n` minibatches, with normalised observations.
 
-        A minibatch has the stored columns, and `rewards` [B, S] of each signal times its strength.
-        Several minibatches are read at once; with memory only one, because their sizes differ.
+        A minibatch has the stored columns, and `rewards` [B, S]: each signal's rewards times its
+        strength. Several minibatches are read at once; with memory only one, because their sizes
+        differ.
         """
         size = self.batch_size
         most = 1 if self.replay.remembers else max(CHUNK // size, 1)
@@ -94,7 +95,8 @@ class ReplaySampler:
 class ReturnSampler(ReplaySampler):
     """Draws minibatches for critics with n-step returns: Mnih et al. 2016, arXiv 1602.01783.
 
-    Rows have the fields of `ReplaySampler`'s rows, but these have another meaning, or are new:
+    Rows have the fields of `ReplaySampler`'s rows, but the following fields have another meaning or
+    are new:
 
     - `rewards` [B, S]: discounted sums of rewards over up to `n_steps` steps of a trajectory;
     - `done` bool [B]: whether the task ended with the last of these steps;
@@ -102,7 +104,7 @@ class ReturnSampler(ReplaySampler):
     - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored.
 
     Args:
-        n_steps: largest number of steps.
+        n_steps: largest number of steps whose rewards are summed.
         gamma: [S] discount per step.
     """
 

@@ -44,14 +44,14 @@ class RewardScale:
 
     @property
     def divisor(self) -> AnyArray:
-        """float64 [S] standard deviation of G, or the largest |G| / `largest` if that is more."""
+        """float64 [S] standard deviation of G, or the largest |G| / `largest` if that is larger."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
         # A rare large return hardly changes the deviation, so the largest sum is limited, too.
         divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
         return divisor
 
     def observe(self, rollout: Rollout, rewards: FloatArray) -> None:
-        """Add the returns of closed trajectories, from the rewards [R, S] of their rows."""
+        """Add the sums G of closed trajectories, computed from the rewards [R, S] of their rows."""
         n_signals = len(self.mean)
         rows: AnyArray = np.zeros((len(rewards), n_signals))
         names = ("slots", "terminated", "starts", "lengths")
@@ -83,7 +83,7 @@ class RewardScale:
         self.most = np.maximum(self.most, np.abs(rows).max(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics, and the sums G of unfinished tasks, as plain values."""
+        """Return the statistics, and the sums G of agents in unfinished tasks, as plain values."""
         return {
             "count": self.count,
             "mean": self.mean.tolist(),

@@ -38,19 +38,19 @@ _CHUNK = 4096
 class RewardSignal(ABC):
     """One source of rewards, with the networks or counts that it learns.
 
-    It is made as `Signal(spec, settings, seed=..., device=...)`, with the signal's settings and the
-    run's seed. A signal of a plug-in does not have to be a subclass.
+    A signal is created by `Signal(spec, settings, seed=..., device=...)`, with the signal's
+    settings and the run's seed. A signal of a plug-in does not have to be a subclass.
 
-    It reads rows with `obs`, `next_obs` (if it needs them), and the fields `continuous`,
+    A signal reads rows with `obs`, `next_obs` (if it needs them), and the fields `continuous`,
     `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; False where
     the episode was cut short). Observations are raw: a signal has its own normalisers. Continuous
     actions are in the environment's range -1..1, for every algorithm.
     """
 
     settings_class: ClassVar[type[RewardSignalSettings]] = RewardSignalSettings
-    """Settings of a signal that `class: module:Class` names."""
+    """Class of the settings of a signal that `class: module:Class` names."""
     ignores_done: bool = False
-    """Whether values continue after the end of an episode."""
+    """Whether a signal's value includes rewards after the end of an episode."""
     needs_next_obs: bool = False
     """Whether the signal reads the observation after a step."""
     optimizer: FlatAdam | None = None
@@ -62,14 +62,14 @@ class RewardSignal(ABC):
         return {}
 
     def observe(self, obs: Sequence[Tensor]) -> None:  # noqa: B027  # overriding is optional
-        """Update normalisers or counts with rows [B, *shape] of new experience, each row once.
+        """Update normalisers or counts with observations [B, *shape] of new rows, each row once.
 
         A row is observed when its trajectory has closed, before `rewards` reads it.
         """
 
     @abstractmethod
     def rewards(self, rows: Rows) -> Tensor:
-        """Return rewards [B] before `strength`, without gradient."""
+        """Return the rewards [B] of rows, not multiplied by `strength`, without gradient."""
 
     def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # signals that learn use it
         """Make one gradient step on a minibatch; return scalar tensors by TensorBoard tag."""
@@ -118,11 +118,11 @@ class RewardSignals:
         self.learning = any(not isinstance(signal, Extrinsic) for signal in self.by_name.values())
         """Whether there are signals other than the environment's reward."""
         self.needs_next_obs = any(signal.needs_next_obs for signal in self.by_name.values())
-        """Whether any signal reads the observation after a step."""
+        """Whether any signal reads the observation after each step."""
 
     @property
     def names(self) -> list[str]:
-        """Names of the signals, in the order of columns."""
+        """Names of the signals, in the order of the columns [S] of rewards."""
         return list(self.by_name)
 
     @property
@@ -135,12 +135,12 @@ class RewardSignals:
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Update all normalisers with rows [B, *shape] of new experience, each row once."""
+        """Update all normalisers with observations [B, *shape] of new rows, each row once."""
         for signal in self.by_name.values():
             signal.observe(obs)
 
     def rewards(self, rows: Rows) -> Tensor:
-        """Return rewards [B, S] of each signal, times its strength."""
+        """Return rewards [B, S]: each signal's rewards times its strength."""
         columns = [signal.rewards(rows) for signal in self.by_name.values()]
         for name, column in zip(self.by_name, columns, strict=True):
             if column.shape != rows.reward.shape:
@@ -168,7 +168,7 @@ class RewardSignals:
 
 
 def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
+    """Return the mean of each loss over several results of `RewardSignals.update`, by tag."""
     if not losses or not losses[0]:  # a signal may have no statistics
         return {}
     # All means are in one tensor, so that one transfer from the device is enough.
@@ -216,7 +216,7 @@ def make(
 
 
 def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
-    """Return the class of the signal with these settings, imported when it is needed.
+    """Return the class of the signal with these settings; its module is imported only now.
 
     Raises:
         SettingsError: The signal does not exist, or its class cannot be imported.
@@ -250,7 +250,7 @@ def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettin
 
 
 def find_demonstrations(key: str, demo_path: DemoPath) -> None:
-    """Check before any work that the demonstrations of `<key>.demo_path` exist.
+    """Check that the demonstrations which the setting `<key>.demo_path` names exist.
 
     Raises:
         SettingsError: A demonstration does not exist.
@@ -287,19 +287,19 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
 
 
 class IntrinsicRewards:
-    """Computes a rollout's rewards by signals that learn, and trains them on its minibatches."""
+    """Computes the rewards of rollouts by signals that learn, and trains these signals."""
 
     def __init__(self, signals: RewardSignals, *, device: torch.device) -> None:
         self.signals = signals
         self.device = device
         self._losses: list[dict[str, Tensor]] = []
         self._open: dict[int, list[float]] = {}
-        """Sums of each signal's rewards in an unfinished episode, by the agent's slot."""
+        """Sums of each signal's rewards over an agent's unfinished episode, by the agent's slot."""
         self._sums: list[list[float]] = []
 
     @torch.no_grad()
     def begin(self, rollout: Rollout) -> tuple[FloatArray, Rows]:
-        """Return the rewards times strength [R, S] of a new rollout, and its steps.
+        """Return the rewards times strength [R, S] of a new rollout, and the rollout's steps.
 
         Minibatches of the steps are the input of `learn`.
         """
@@ -315,7 +315,7 @@ class IntrinsicRewards:
         self._losses.append(self.signals.update(steps))
 
     def end(self, *, step: int) -> dict[str, float]:
-        """Return mean losses and mean episode sums of rewards, by tag.
+        """Return mean losses, and each signal's mean sum of rewards per episode, by tag.
 
         Raises:
             TrainingError: A loss is not finite.
@@ -337,7 +337,7 @@ class IntrinsicRewards:
         return stats
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
-        """Add up the rewards of each episode over its trajectories."""
+        """Add the rewards of trajectories to the sums of their episodes."""
         # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all have K items, or all none

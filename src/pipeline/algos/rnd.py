@@ -1,10 +1,10 @@
 """Random network distillation: reward for observations that have not been seen often.
 
-A fixed network with random weights gives features; a second network learns to predict them. Where
-the prediction is wrong the observation is new. Source: Burda et al. 2018, arXiv 1810.12894,
-section 2. Unlike in the paper, the reward is not divided by a running deviation: published
-configurations set `strength` for the plain error. docs/explanation/rnd.md lists every detail with
-its reason.
+A fixed network with random weights gives features; a second network learns to predict them. The
+prediction is wrong for observations that are new, and the error is the reward. Source: Burda et al.
+2018, arXiv 1810.12894, section 2. Unlike in the paper, the reward is not divided by a running
+deviation: published configurations set `strength` for the plain error. docs/explanation/rnd.md
+lists every detail with its reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RND(RewardSignal):
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Update the normaliser with rows [B, *shape] of new experience."""
+        """Update the normaliser with observations [B, *shape] of new rows."""
         self.normalizers.update(obs)
 
     @torch.no_grad()
@@ -68,13 +68,13 @@ class RND(RewardSignal):
         return self._error(rows)
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """Make one gradient step of the predictor towards the target."""
+        """Make one gradient step of the predictor towards the fixed network's features."""
         loss = self._error(rows).mean()
         self.optimizer.minimize(loss)
         return {"Losses/RND Loss": loss.detach()}
 
     def _error(self, rows: Rows) -> Tensor:
-        """Return squared distances [B] of predictions from targets."""
+        """Return squared distances [B] between predictions and the fixed network's features."""
         obs = self.normalizers(rows.obs)
         error: Tensor = (self.predictor(obs) - self.target(obs)).square().sum(1)
         return error

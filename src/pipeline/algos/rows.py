@@ -33,11 +33,11 @@ class Rows:
     obs: list[Tensor]
     """Observations of the rows, a tensor [R, *shape] for each observation."""
     next_obs: list[Tensor] = field(default_factory=list)
-    """Observations after each step, in the form of `obs`; empty if they are not kept."""
+    """Observations after each step, in the form of `obs`; empty if they are not stored."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors [R, ...] by name."""
+    """All other columns of the rows by name, as tensors [R, ...]."""
     sequences: SequenceState | None = None
-    """The sequences of the rows, with the memory at the start of each; None without memory."""
+    """The sequences that the rows form, with the memory at each start; None without memory."""
     steps: Rows | None = None
     """The same rows in the form that reward signals learn from; None if no signal learns."""
 
@@ -46,14 +46,14 @@ class Rows:
 
     @staticmethod
     def of(inputs: Mapping[str, Any], sequences: SequenceState | None) -> Rows:
-        """Return rows from the inputs of a loss: `obs`, `next_obs` if given, and other fields."""
+        """Return rows with the inputs of a loss: `obs`, `next_obs` if there are any, and fields."""
         fields = dict(inputs)
         obs, next_obs = fields.pop("obs"), fields.pop("next_obs", [])
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All tensors by name, observations in lists, as `FlatAdam.descend` takes them."""
+        """All tensors by name, observations in lists, in the form that `FlatAdam.descend` takes."""
         return {"obs": self.obs, "next_obs": self.next_obs, **self.fields}
 
     @property
@@ -83,7 +83,7 @@ class Rows:
 
     @property
     def rewards(self) -> Tensor:
-        """[R, S] rewards of each signal, times its strength."""
+        """[R, S] rewards of each signal times the signal's strength."""
         return self.fields["rewards"]
 
     @property
@@ -93,12 +93,12 @@ class Rows:
 
     @property
     def value(self) -> Tensor:
-        """[R, S] value of each reward signal, estimated when the rollout was complete."""
+        """[R, S] critic's value for each reward signal, from when the rollout was complete."""
         return self.fields["value"]
 
     @property
     def baseline(self) -> Tensor:
-        """[R, S] counterfactual baseline: a group's value that does not read the row's action."""
+        """[R, S] counterfactual baseline: a group value that does not read the row's action."""
         return self.fields["baseline"]
 
     @property
@@ -117,7 +117,7 @@ class Rows:
         return self.fields["index"]
 
     def take(self, index: Tensor) -> Rows:
-        """Return copies of the rows at int64 [B] `index`, without sequences."""
+        """Return copies of the rows with the indices `index`, int64 [B], without sequences."""
         return Rows(
             obs=[values[index] for values in self.obs],
             next_obs=[values[index] for values in self.next_obs],
@@ -145,8 +145,8 @@ class Rows:
     ) -> Iterator[Rows]:
         """Yield minibatches of `size` rows in random order; a remainder below `size` is left out.
 
-        With memory whole sequences are shuffled, and `size` counts sequences. Each process has a
-        part of each minibatch. The field `index` has the indices of a minibatch's rows.
+        With memory whole sequences are shuffled, and `size` is a number of sequences. Each process
+        has a part of each minibatch. The field `index` of a minibatch has the indices of its rows.
         """
         n = len(self) if self.sequences is None else len(self.sequences.lengths)
         sizes = group.minibatch_sizes(n, size)
@@ -172,10 +172,11 @@ class Rows:
 def _sequences(
     sequences: SequenceState | None, order: AnyArray, sizes: Sequence[int]
 ) -> tuple[AnyArray, list[int], Iterable[SequenceState | None]]:
-    """Return what `Rows.in_order` reads, from its arguments.
+    """Return the rows and sequences of P minibatches for `Rows.in_order`.
 
     Returns:
-        Row indices of all minibatches, the row count of each minibatch [P], and its sequences.
+        Row indices of all minibatches, the number of rows of each minibatch [P], and the sequences
+        of each minibatch.
     """
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
@@ -204,7 +205,7 @@ def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
 def named_tensors(
     arrays: Mapping[str, AnyArray], names: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """Return tensors by name, for all `names` that `arrays` has."""
+    """Return the arrays in `names` as tensors, by name; names without an array are left out."""
     present = [name for name in names if name in arrays]
     return dict(zip(present, tensors([arrays[name] for name in present], device), strict=True))
 
@@ -246,7 +247,7 @@ def values_in_sequence(
     """Return the values of all rows, and of the observation after each trajectory.
 
     Args:
-        critic: gives values [B, signals] of rows that are ordered by sequence.
+        critic: function that returns values [B, signals] of rows that are ordered by sequence.
         obs: [R, *shape] per observation, normalised.
         next_obs: [K, *shape] per observation after each trajectory, normalised.
         rollout: the rollout of the observations.

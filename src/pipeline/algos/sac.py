@@ -157,7 +157,7 @@ class SAC(OffPolicy):
         return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
 
     def targets(self, batch: Rows, next_value: Tensor) -> Tensor:
-        """Return targets [B, S] of the action values; a subclass may have others.
+        """Return the targets [B, S] of the action values, or those of a subclass.
 
         Args:
             batch: a minibatch, with `rewards` [B, S] and `done` [B].
@@ -174,9 +174,9 @@ class SAC(OffPolicy):
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Return the sequences with three memories, or None for each without memory.
+        """Return the rows' sequences with three kinds of memories; None for each without memory.
 
-        These are the memory of the actor, of the state value, and of the state value a row later.
+        The memories are the actor's, the state value's, and the state value's memory one row later.
         """
         if batch.sequences is None:
             return None, None, None

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate, epsilon and beta, and updates that run in parts."""
+"""Schedules of the learning rate, epsilon and beta; and completing an update that runs in parts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
         kind: `constant`, or `linear` down to `floor` at `max_steps`.
         start: value at step 0.
         floor: value at `max_steps` and after.
-        step: agent steps done.
-        max_steps: agent steps in all, at least 1.
+        step: number of agent steps so far.
+        max_steps: number of agent steps in training, at least 1.
     """
     if kind == "constant":
         return start
@@ -37,8 +37,8 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
 def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
     """Return the learning rate after a step that changed the policy by a KL divergence `kl`.
 
-    The rate is lowered above 2 times the desired divergence, and raised below half of it (RSL-RL,
-    Schwarke et al. 2025, arXiv 2509.10771).
+    The rate is lowered if `kl` is above 2 times `desired_kl`, and raised if it is below half of it
+    (RSL-RL, Schwarke et al. 2025, arXiv 2509.10771).
     """
     if kl > 2.0 * desired_kl:
         return max(rate / RATE_FACTOR, RATES[0])

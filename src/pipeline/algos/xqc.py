@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from pipeline.nets.fast.adam import Inputs
 
 LEARNING_RATE_END = 0.1
-"""Share of the learning rate at the end of a linear schedule."""
+"""Learning rate at the end of a linear schedule, as a share of the rate at its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """The differences between XQC and CrossQ."""
+    """The options in which XQC and CrossQ differ."""
 
     has_target: bool
-    """Whether a slowly moving copy of the critics values the next state, as in SAC."""
+    """Whether a slowly moving copy of the critics estimates the next state's value, as in SAC."""
     is_before: bool
-    """Whether features are normalised before the activation, not after it."""
+    """Whether features are normalised before the activation function instead of after it."""
     has_unit_norms: bool
-    """Whether the weights of each unit are divided by their norm after each step."""
+    """Whether each unit's weights are divided by their norm after each gradient step."""
     n_atoms: int
     """Number of atoms of the return's distribution; 1 if a critic gives only the mean return."""
 
@@ -69,13 +69,13 @@ RECIPES = {
 def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -> Tensor:
     """Return for each row the distribution [B, Z] of the critic with the smaller mean.
 
-    A branch's distributions are averaged by the probabilities of its choices; then the branches are
-    averaged.
+    For each branch the distributions of its choices are averaged by the choices' probabilities;
+    then the branches are averaged.
 
     Args:
-        logits: [2, B, K, Z] of both critics.
+        logits: [2, B, K, Z] logits of both critics.
         sampled: the policy's actions at the same observations.
-        atoms: [Z] returns.
+        atoms: [Z] returns that the atoms stand for.
     """
     of_choices = logits.softmax(-1)
     if sampled.probability is None:
@@ -90,9 +90,11 @@ def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -
 def shifted_distribution(
     probability: Tensor, *, reward: Tensor, discount: Tensor, cost: Tensor, atoms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the distribution of r + discount (Z - cost), and the share of mass that is clipped.
+    """Return the distribution of r + discount (G - cost), and the share of mass that is clipped.
 
-    The mass of each shifted atom goes to its two neighbours (arXiv 1707.06887, equation 7).
+    G is the return after the next state. The mass of each shifted atom is divided between its two
+    neighbours among `atoms`; mass beyond the outermost atoms is moved to them, which is called
+    clipped (arXiv 1707.06887, equation 7).
 
     Args:
         probability: [B, Z] of the returns after the next state.
@@ -124,7 +126,10 @@ def shifted_distribution(
 def soft_target(
     values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
 ) -> Tensor:
-    """Return r + discount (min Q - cost) [B] of values [2, B, K]; see `shifted_distribution`."""
+    """Return targets r + discount (min Q - cost) [B]; see `shifted_distribution` for arguments.
+
+    `values` [2, B, K] are the values Q of both critics.
+    """
     # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
     expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
     return reward + discount * (expected.amin(0) - cost)
@@ -171,7 +176,10 @@ def squared_errors(values: Tensor, target: Tensor) -> Tensor:
 
 
 def policy_loss(sampled: SampledActions, values: Tensor) -> Tensor:
-    """Return the mean of alpha log pi - min Q: arXiv 1812.05905, equation 9; values [2, B, K]."""
+    """Return the mean of alpha log pi - min Q over rows: arXiv 1812.05905, equation 9.
+
+    `values` [2, B, K] are both critics' values Q of the sampled actions.
+    """
     expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
     return (sampled.entropy_cost - expected.amin(0)).mean()
 
@@ -199,24 +207,27 @@ class TwinCritics(nn.Module):
     def forward(
         self, obs: list[Tensor], continuous: Tensor
     ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
-        """Return the argument `of_each` of `values`, and the minibatch's statistics [2, 2, n]."""
+        """Return the argument `of_each` of `values`, and the minibatch's statistics [2, 2, n].
+
+        The statistics are those of `NormalizedLayers.in_training` for each critic.
+        """
         of_each = [critic(obs, continuous) for critic in self.critics]
         return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
             [s for *_, s in of_each]
         )
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
-        """Return outputs [2, R, K, Z] for `rows` of `of_each`, the first result of `forward`."""
+        """Return outputs [2, R, K, Z] for `rows`; `of_each` is the first result of `forward`."""
         pairs = zip(self.critics, of_each, strict=True)
         return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
     def evaluate(self, obs: list[Tensor], continuous: Tensor) -> Tensor:
-        """Outputs [2, B, K, Z] by the running statistics; see `NormalizedCritic.evaluate`."""
+        """Return outputs [2, B, K, Z] with running statistics; see `NormalizedCritic.evaluate`."""
         return torch.stack([critic.evaluate(obs, continuous) for critic in self.critics])
 
 
 class TrainedPolicy(Policy):
-    """The policy that learns, with batch normalisation; each step also sets the acting policy."""
+    """The policy that learns, with batch normalisation; `after_step` updates the acting policy."""
 
     def __init__(
         self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
@@ -243,7 +254,7 @@ class XQC(OffPolicy):
     """Twin critics and an actor with batch normalisation.
 
     Attributes:
-        policy: the acting policy; dense layers that the trained actor is folded into.
+        policy: the acting policy: dense layers, into which the weights of `actor` are folded.
         actor: the actor that learns.
         critics: the critics that learn.
         target: slowly moving copy of the critics; None in CrossQ.
@@ -304,7 +315,7 @@ class XQC(OffPolicy):
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy with batch normalisation; each step also sets the acting policy."""
+        """The policy that learns, with batch normalisation; `policy` acts."""
         return self._trained
 
     @property
@@ -316,7 +327,7 @@ class XQC(OffPolicy):
         return fields
 
     def learn_minibatch(self, batch: Rows) -> Tensor:
-        """Make a step of the critics, and every `policy_delay` times one of the actor."""
+        """Make a step of the critics, and at every `policy_delay`-th call a step of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
             self.critic_losses, self._with_noise(batch), max_norm=max_norm
@@ -340,10 +351,13 @@ class XQC(OffPolicy):
         return torch.cat((loss_pi, losses))
 
     def critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the sum of the critics' losses, their statistics [4], and the moments of features.
+        """Return the sum of the critics' losses, statistics [4], and the moments of features.
+
+        The statistics are both losses, the mean value, and the share of clipped mass.
 
         Args:
-            inputs: tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] of next actions.
+            inputs: tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] for drawing next
+                actions.
         """
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
         fields, n_rows = batch.fields, len(inputs["rewards"])
@@ -383,7 +397,7 @@ class XQC(OffPolicy):
         return losses.sum(), (shown, statistics)
 
     def actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the loss of actor and temperatures, the actor's part [1], feature moments."""
+        """Return the loss of actor and temperatures, the policy loss [1], and feature moments."""
         batch = Rows.of(inputs, None)
         hidden, statistics = self.actor.in_training(batch.obs)
         noise = batch.fields.get("noise")
@@ -402,13 +416,13 @@ class XQC(OffPolicy):
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
     def _scaled(self, rewards: Tensor) -> Tensor:
-        """Return the sum [R, 1] of rewards times strength [R, S]: all signals share one critic."""
+        """Return the sum over signals [R, 1] of rewards times strength: signals share a critic."""
         if self.reward_scale is None:
             return rewards.sum(1, keepdim=True)
         return (rewards @ self._reward_factors(self.reward_scale)).unsqueeze(1)
 
     def _means(self, learned: Tensor) -> Tensor:
-        """Return means [k]; the mean policy loss is NaN if the policy made no step."""
+        """Return means [k] over gradient steps; the policy loss is NaN if it was not computed."""
         means = learned.mean(0)
         means[0] = learned[:, 0].nanmean()
         return means
@@ -455,7 +469,10 @@ def _learned(network: nn.Module) -> list[nn.Parameter]:
 
 
 def _act_at_random(policy: Policy) -> None:
-    """Set action heads to 0: continuous actions are tanh of N(0, 1), and choices equally likely."""
+    """Set the weights of action heads to 0, so that actions are random before the first update.
+
+    Continuous actions are then tanh of N(0, 1), and choices are equally likely.
+    """
     for layer in policy.actor.heads.modules():
         if isinstance(layer, nn.Linear):
             nn.init.zeros_(layer.weight)
@@ -463,7 +480,7 @@ def _act_at_random(policy: Policy) -> None:
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
-    """Refuse settings that do not work with batch normalisation, or one critic for all signals.
+    """Refuse settings that batch normalisation, or one critic for all signals, does not allow.
 
     Raises:
         SettingsError: The network has a memory or hyper weights, or signals differ in gamma.

@@ -1,4 +1,4 @@
-"""Columns of rows: shapes, arrays that grow, and cutting trajectories into sequences."""
+"""Columns of rows: shapes, arrays that grow, and the cutting of trajectories into sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """Shape and dtype of one column, and the rows in which it is stored."""
+    """Shape and dtype of one column, and in which rows of a trajectory it is stored."""
 
     shape: tuple[int, ...]
     dtype: type = np.float32
@@ -38,7 +38,7 @@ class Columns(Generic[T]):
     """Observations, in the order of the behavior's specification."""
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
-        """Apply `change` to every column; with `other`, to each pair of a column and `other`'s."""
+        """Apply `change` to each column, or with `other` to each pair of columns of one name."""
         # This case is separate, because `map` runs several times in each message and must be fast.
         if other is None:
             fields = {name: change(values) for name, values in self.fields.items()}
@@ -48,7 +48,7 @@ class Columns(Generic[T]):
         return Columns(fields, [*map(change, self.obs, other.obs)])
 
     def pairs(self, other: Columns[U]) -> list[tuple[T, U]]:
-        """Return each column together with the same column of `other`."""
+        """Return pairs of columns: each column of this object and the same column of `other`."""
         pairs = [*zip(self.obs, other.obs, strict=True)]
         for name, values in self.fields.items():
             # In Python 3.11 a comprehension would add a call.
@@ -103,7 +103,7 @@ class GrowableRows:
         return [array[place] for array in self.arrays.obs]
 
     def _reserve(self, n: int) -> slice:
-        """Take the next `n` rows, enlarge the arrays if needed, and return the rows' indices."""
+        """Take the next `n` rows, enlarge the arrays if needed, and return a slice of the rows."""
         first, self.used = self.used, self.used + n
         if self.used > self.capacity:
             # The capacity is doubled, so that the average time of appending a row is constant.
@@ -200,10 +200,10 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return row numbers that put the row after each trajectory behind the trajectory's rows.
+    """Return row numbers that order rows by trajectory, each with the row after its last row.
 
-    The numbers are for an array that has the R rows of all sequences first, and then one further
-    row for each of the K trajectories.
+    The numbers are indices into an array that has the R rows of all sequences first, and then, for
+    each of the K trajectories, the row after the trajectory.
 
     Args:
         lengths: [S] number of rows of each sequence, R in all.

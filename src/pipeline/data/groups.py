@@ -2,7 +2,8 @@
 
 Each message of the environments is processed in one vectorized pass over the agents of all workers,
 without a loop over agents. An agent without a group is a group of one. A member that did not ask
-for a decision in this message takes part with its latest decision, which is still in effect.
+for a decision in this message takes part in its group with its latest decision, which is still in
+effect.
 
 A group's critic gets all members at once (MA-POCA, Cohen et al. 2021, arXiv:2111.05992). The
 observation and the action of a member are stored once, as an *entity*, even if several members'
@@ -57,7 +58,7 @@ class GroupMessage:
     slots: AnyArray
     """[N] slot of each agent."""
     group: AnyArray
-    """int64 [N] key of each agent's group, from `Groups.key`."""
+    """int64 [N] key of each agent's group; `Groups.key` returns it."""
     reward: FloatArray
     """[N] individual reward of each agent."""
     group_reward: FloatArray
@@ -71,7 +72,7 @@ class GroupMessage:
 
 
 class Groups:
-    """Membership, rewards and moments of one behavior's groups, by slot (see `data.slots`).
+    """Members, rewards and snapshots of one behavior's groups, by slot (see `data.slots`).
 
     Args:
         columns: columns to store for each member: observations, actions, and the flag `over`, which
@@ -88,14 +89,17 @@ class Groups:
         """Group returns of groups in which all members have ended; the caller clears this list."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
-        """Return the keys of N agents' groups, int64 [N]; an agent without a group has its own."""
+        """Return the keys of the groups of N agents, int64 [N].
+
+        An agent without a group gets a key that no other agent has.
+        """
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
         # Agents without a group get negative keys, a different one for each agent.
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
-        """Process a message, and write the rewards and moments of its agents to `by_slot`.
+        """Process a message; write agents' rewards and group snapshots' numbers to `by_slot`.
 
         Args:
             ended: agents with an ended episode, each once.
@@ -129,7 +133,11 @@ class Groups:
             s["moment"][deciding.slots] = self._moment_of(deciding.group)
 
     def decided(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Store agents' actions; return the fields `entity` and `moment` of the agents' rows."""
+        """Store agents' actions; return the fields `entity` and `moment` for rows of experience.
+
+        `entity` is the number of the agent's stored data, `moment` the number of its group's
+        snapshot.
+        """
         self.moments.describe(self.by_slot["entity"][slots], rows)
         return {name: self.by_slot[name][slots] for name in ("entity", "moment")}
 
@@ -138,7 +146,7 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all moments except the `needed` moments and the last moments of present agents."""
+        """Forget all group snapshots but those in `needed` and the latest of present agents."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
@@ -155,7 +163,7 @@ class Groups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore a state that `state_dict` returned; only its snapshots if not `with_open`."""
+        """Restore a state that `state_dict` returned; if not `with_open`, only its snapshots."""
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
@@ -168,7 +176,7 @@ class Groups:
     def _share(
         self, ended: GroupMessage, acted: BoolArray, deciding: GroupMessage, goes_on: BoolArray
     ) -> None:
-        """Give every member the sum of all members' individual rewards, and the group reward."""
+        """Give each member the sum of all members' individual rewards, and the group reward."""
         s = self.by_slot
         parts = ((ended, acted, "step_reward_at_end"), (deciding, goes_on, "step_reward"))
         keys = np.concatenate([s["group"][message.slots[real]] for message, real, _ in parts])
@@ -186,9 +194,9 @@ class Groups:
             s["group_return"][slots] += message.group_reward[real]
 
     def _end(self, ended: GroupMessage, acted: BoolArray) -> None:
-        """Add the moment after each ended episode, with the ended and the remaining members.
+        """Add a snapshot of the group of each ended episode, with the ended and remaining members.
 
-        The entity of an ended member has `over` set, unless its episode was cut short.
+        The stored data of an ended member have `over` set, unless its episode was cut short.
         """
         s = self.by_slot
         over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
@@ -213,7 +221,7 @@ class Groups:
         return self.moments.add_entities(len(message.slots), message.obs, fields)
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:
-        """Add a moment of each group of N agents; return each agent's moment, int64 [N]."""
+        """Add snapshots of N agents' groups; return each agent's snapshot number, int64 [N]."""
         groups, agent_group = np.unique(keys, return_inverse=True)
         slots, group_index = self._members(groups)
         # The sort is stable, so that members are in the order of their slots.
@@ -223,9 +231,9 @@ class Groups:
         return ids[agent_group]
 
     def _members(self, groups: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Return the slots of the groups' present members, and each member's index in `groups`.
+        """Return the slots of the groups' present members, and the index of each member's group.
 
-        `groups` has sorted keys.
+        `groups` has sorted keys, and the indices are positions in `groups`.
         """
         slots = np.flatnonzero(self.by_slot["present"])
         if not len(groups):
@@ -245,23 +253,27 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Members:
-    """M moments with at most N members each, and the E entities of the members."""
+    """M snapshots of groups (moments) with at most N members each, and the E members' data.
+
+    The stored observation and action of a member are called an entity.
+    """
 
     entities: Columns[AnyArray]
     """Columns of the entities, as arrays [E, ...]."""
     ids: AnyArray
     """int64 [E] numbers of the entities."""
     index: AnyArray
-    """int64 [M, N] index in `entities` of the member in each place; 0 in an empty place."""
+    """int64 [M, N] index into `entities` of each member of a moment; 0 in an empty place."""
     present: BoolArray
-    """[M, N] whether a place has a member; the members of a moment have its first places."""
+    """bool [M, N] whether a place has a member; the members of a moment are in its first places."""
 
 
 class GroupSnapshots:
-    """Stores entities and moments, both numbered in the order in which they were added.
+    """Stores the data of members (entities), and the members of groups at one time (moments).
 
     Args:
-        columns: columns to store for each entity.
+        columns: columns to store for each entity. Entities and moments are numbered in the order in
+            which they are added.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -274,7 +286,7 @@ class GroupSnapshots:
     def add_entities(
         self, n: int, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
     ) -> AnyArray:
-        """Add `n` entities, with zeros in fields that are not given; return their numbers [n]."""
+        """Add `n` entities, with zeros in fields that are not given; return their numbers, [n]."""
         ids = self._next_entity + np.arange(n)
         # An array with a single zero is broadcast to every field that is not given.
         zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))

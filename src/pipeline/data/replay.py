@@ -1,8 +1,8 @@
 """A replay buffer: the newest rows of closed trajectories, which are sampled many times.
 
 Rows are stored in ring buffers. Each observation is stored once: trajectories are written one after
-another, each followed by its last observation, so that the next observation of a row is at the next
-place.
+another, each followed by its last observation, so that the observation after a row is always in the
+place after the row's own observation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Sampled:
     obs: list[FloatArray]
     """One array [B, *shape] for each observation of the behavior."""
     next_obs: list[FloatArray]
-    """One array [B, *shape] for each observation of the behavior: the rows' next observations."""
+    """Arrays in the form of `obs`, with the observation that follows each row."""
     fields: dict[str, AnyArray]
-    """Arrays [B, ...] of all other fields, with `reward`, and `done`: whether the task ended."""
+    """Arrays [B, ...] of all other fields; `done` is True where the task ended with the row."""
     lengths: AnyArray
     """int64 [S] number of rows of each sequence; the rows are sorted by sequence."""
     memory: FloatArray | None
@@ -37,12 +37,13 @@ class Sampled:
 
 
 class Replay:
-    """The newest `capacity` rows, in arrays allocated once.
+    """The newest `capacity` rows of experience, in arrays that are allocated once.
 
-    New rows overwrite the oldest rows. With memory, whole sequences are sampled, and a sequence is
-    not sampled any more after one of its rows was overwritten. A field `next_NAME`, which a rollout
-    has once for each trajectory, at the trajectory's end, is stored for every row here: it is the
-    value of the field NAME in the next row, and in a trajectory's last row the value at the end.
+    New rows overwrite the oldest rows. If the agents have a memory, whole sequences are sampled,
+    and a sequence is not sampled any more after one of its rows was overwritten. A rollout has a
+    field `next_NAME` only once for each trajectory: the value of the field NAME after its last row.
+    The replay has `next_NAME` for every row: the value of NAME in the next row, or after a
+    trajectory's last row the rollout's value.
 
     Args:
         columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.
@@ -80,7 +81,7 @@ class Replay:
         self._saved_up_to = (0, 0)  # numbers of rows and sequences in the files of `kept`
 
     def __len__(self) -> int:
-        """Number of stored rows."""
+        """Return the number of stored rows."""
         return min(self.n_added, self.capacity)
 
     @property
@@ -147,15 +148,15 @@ class Replay:
         return numbers
 
     def following(self, rows: AnyArray, n: int) -> tuple[AnyArray, BoolArray]:
-        """Return the numbers of each row and of the n - 1 rows after it, for n-step returns.
+        """Return the numbers of rows and of the n - 1 rows after each of them, for n-step returns.
 
         Args:
             rows: int64 [B] row numbers.
             n: number of rows to return for each row, the row itself included.
 
         Returns:
-            int64 [n, B] row numbers, and for each number bool [n, B], whether the row exists and
-            belongs to the trajectory of the first row.
+            int64 [n, B] row numbers, and bool [n, B]: whether the row with this number exists and
+            belongs to the same trajectory as the given row.
         """
         steps = np.arange(n)[:, None]
         numbers = rows + steps
@@ -242,7 +243,7 @@ class Replay:
         return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
-        """Append a file with the newest rows to `kept`; drop files if no row of them is stored."""
+        """Append a file with the newest rows to `kept`; drop files that have no stored row."""
         self.kept.append((name, digest, n_rows))
         self._saved_up_to = (self.n_added, self._n_sequences)
         # A file is needed as long as fewer than `capacity` rows were added after its own rows.

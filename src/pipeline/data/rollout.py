@@ -45,7 +45,7 @@ class Rollout:
     terminated: BoolArray
     """[K] whether the task ended, so that the value after the last row is 0."""
     next_obs: list[FloatArray]
-    """One array [K, *shape] for each observation: its value after each trajectory's last row."""
+    """One array [K, *shape] for each observation: its value after a trajectory's last row."""
     memory: FloatArray | None = None
     """[K, sequences, M] memory before each sequence of a trajectory; a short trajectory has fewer
     sequences, and then the later entries have no meaning. None without memory."""
@@ -120,9 +120,9 @@ class Trajectories:
 
     @property
     def n_closed(self) -> int:
-        """Number of rows for the next update; with memory, a short sequence counts as a full one.
+        """Number of rows for the next update; with memory, each short sequence counts as full.
 
-        Then `buffer_size` rows are the same number of sequences for short and for long episodes.
+        So `buffer_size` rows are the same number of sequences, whether episodes are short or long.
         """
         if not self._sparse:
             return self._rows.used
@@ -265,11 +265,11 @@ class Trajectories:
         )
 
     def are_waiting(self, slots: AnyArray) -> BoolArray:
-        """Return bool [N]: whether the last decision of each agent in `slots` awaits a reward."""
+        """Return bool [N]: whether the last row of each agent in `slots` waits for its reward."""
         return self._waiting[slots]
 
     def open_values(self, name: str) -> AnyArray:
-        """Return the values [rows, ...] of a field in all open trajectories, slot by slot."""
+        """Return the values [rows, ...] of a field in all open trajectories, in slot order."""
         used = self._cursor + self._waiting
         block = self._open.fields[name]
         return block[np.arange(block.shape[1]) < used[:, None]]

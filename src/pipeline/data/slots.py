@@ -1,4 +1,4 @@
-"""Slots: the row that each live agent has in preallocated arrays, found without a loop."""
+"""Slots: each live agent has a row in preallocated arrays, which is found without a loop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Slots:
     array of slots. If a message has the same agents as the source's previous message, their slots
     are used again without a look-up.
 
-    Agents may disappear without the end of an episode. So the time of the last message is stored
-    for each slot, and `sweep` frees the slots of agents that were in no message for a long time. It
-    does so only if the number of taken slots has doubled since the last sweep. The time is the
-    number of messages of the source with the most messages, so it does not depend on the number of
-    workers and teams.
+    Agents may disappear without the end of an episode. So the time of the agent's last message is
+    stored for each slot, and `sweep` frees the slots of agents that were in no message for a long
+    time, but only if the number of taken slots has doubled since the last sweep. Time is counted in
+    messages of the source that has sent the most, so it does not depend on the number of workers
+    and teams.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Slots:
         self._last.pop(source, None)
 
     def forget(self, gone: Callable[[Hashable], bool]) -> AnyArray:
-        """Free all slots of the sources for which `gone` is True; return the freed slots [K]."""
+        """Free all slots of the sources for which `gone` returns True; return these slots [K]."""
         freed = []
         for source in [source for source in self._by_source if gone(source)]:
             freed.append(
@@ -162,7 +162,7 @@ class Slots:
         return pair
 
     def _keep(self, source: Hashable, is_kept: BoolArray) -> AnyArray:
-        """Free and return the slots of a source's agents [K] where `is_kept` [K] is False."""
+        """Free and return the slots of the agents of a source for which `is_kept` [K] is False."""
         ids, slots = self._ids_and_slots(source)
         freed: AnyArray = slots[~is_kept]
         if len(freed):
@@ -186,7 +186,7 @@ class Slots:
         return slots[np.searchsorted(ids, agent_ids)]
 
     def _add(self, source: Hashable, agent_ids: IntArray) -> None:
-        """Give each of these agents a slot; none has a slot yet, and ids may be repeated."""
+        """Give each of the agents a slot; no agent has a slot yet, but ids may be repeated."""
         ids, slots = self._ids_and_slots(source)
         new, first = np.unique(agent_ids, return_index=True)
         added = np.empty(len(new), dtype=np.intp)

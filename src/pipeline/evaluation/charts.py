@@ -23,7 +23,7 @@ COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65
 DASHES = ("", "7 4", "2 4", "8 3 2 3")
 """Dash patterns of lines: when all colors are used, they repeat with the next pattern."""
 ROUND = (1, 2, 5, 10)
-"""Distances between the ticks of an axis are one of these numbers times a power of ten."""
+"""The distance between two ticks of an axis is one of these numbers times a power of ten."""
 SCORES = (
     "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
     "95 % interval where there are seeds enough for one."
@@ -42,7 +42,7 @@ _MOST_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Series:
-    """Learning curves of an experiment's seeds, their interquartile mean, and its interval."""
+    """Learning curves of one experiment: one for each seed, and their interquartile mean."""
 
     name: str
     color: str
@@ -55,7 +55,7 @@ class Series:
     middle: Floats
     """[points] interquartile mean over the seeds."""
     band: tuple[Floats, Floats] | None
-    """95 % interval of `middle`; None with too few seeds: then each seed is drawn as a line."""
+    """95 % interval of `middle`; None with too few seeds: each seed then has a thick line."""
 
     @property
     def label(self) -> str:
@@ -73,7 +73,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One estimate in a chart, with its interval and the values that it was computed from."""
+    """One estimate in a chart, with its interval and the values from which it was computed."""
 
     name: str
     color: str
@@ -83,22 +83,22 @@ class Row:
     wider: tuple[float, float] | None = None
     """Tolerance interval, drawn as a thin line; None without it."""
     dots: tuple[tuple[float, str], ...] = ()
-    """(value, text) of each value that the estimate was computed from."""
+    """(value, text) of each value from which the estimate was computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chart:
-    """Learning curves over environment steps, or rows of estimates."""
+    """The content of a chart: learning curves over environment steps, or rows of estimates."""
 
     file: str
-    """Word for this chart in names of files."""
+    """Name of this chart in file names."""
     what: str
     title: str
     caption: str
     x: tuple[float, float]
     x_label: str
     mark: float | None = None
-    """A value to compare with, on the y axis of curves or the x axis of estimates."""
+    """A value to draw as a dotted line, on the y axis of curves or the x axis of estimates."""
     rows: tuple[Row, ...] = ()
     series: tuple[Series, ...] = ()
     y: tuple[float, float] = (0.0, 1.0)
@@ -112,7 +112,10 @@ class Chart:
 
 
 def charts_of(task: Task) -> list[Chart]:
-    """Return the charts of a task: scores, learning curves and probabilities, if there are data."""
+    """Return the charts of a task: its scores and, where it has data for them, two further charts.
+
+    These are its learning curves and its probabilities of improvement.
+    """
     charts = (scores(task), learning(task), improvements(task))
     return [chart for chart in charts if chart is not None]
 
@@ -136,7 +139,7 @@ def scores(task: Task) -> Chart:
 
 
 def improvements(task: Task) -> Chart | None:
-    """Return the chart of the probabilities of improvement; None with too few seeds."""
+    """Return the chart of a task's probabilities of improvement; None with too few seeds."""
     rows = tuple(
         Row(
             name=f"{improvement.better}  >  {improvement.than}",
@@ -259,7 +262,7 @@ def _standing(index: int, standing: ExperimentScore) -> Row:
 
 
 def color(index: int) -> str:
-    """Return the color of the series with this number."""
+    """Return the color of the series number `index`, counted from 0."""
     return COLORS[index % len(COLORS)]
 
 

@@ -16,7 +16,7 @@ EVALUATED = "evaluated"
 TRAINING = "training"
 # The fraction is below 1, because the best end is a mean over seeds, which many seeds do not reach.
 FRACTION = 0.9
-"""Default target return: this fraction of the way from the lowest start to the best end."""
+"""Default of `fraction` in `compare`, which sets the target return."""
 # The final return is the mean of the last tenth, because a single summary is noisy.
 _END = 0.1
 
@@ -28,7 +28,7 @@ class Curve:
     steps: NDArray[np.float64]
     """[points] environment steps, ascending."""
     returns: NDArray[np.float64]
-    """[points] mean return of the episodes that ended since the previous point."""
+    """[points] mean return of the episodes that ended since the previous point of the curve."""
 
     def __post_init__(self) -> None:
         """Refuse a curve without points, or with steps that do not ascend."""
@@ -63,7 +63,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """The results of a behavior in one run, an experiment with one seed."""
+    """Results of one run, which is an experiment with one seed, for one behavior."""
 
     experiment: str
     environment: str
@@ -80,7 +80,7 @@ class Outcome:
     exact: bool = True
     """Whether the training was never interrupted, or always resumed exactly."""
     outdated: bool = False
-    """Whether the run was trained again after its evaluation, which then does not count."""
+    """Whether the run was trained again after its evaluation, so that the evaluation is ignored."""
     stochastic: bool = False
     """Whether the evaluation drew actions instead of taking the most probable actions."""
 
@@ -109,13 +109,16 @@ class ExperimentScore:
     interval: tuple[float, float] | None
     """95 % interval of `iqm`; None with too few seeds."""
     budgets: tuple[float, ...]
-    """Environment steps of training of each seed, without the seeds of unknown steps."""
+    """Environment steps of each seed's training; seeds with unknown steps are left out."""
     reached: int
-    """Number of seeds that reached the task's target."""
+    """Number of seeds whose learning curve reached the task's target."""
     steps_to_target: float | None
-    """Median steps to the target; None if the median seed did not reach it, or without curves."""
+    """Median number of steps to the target over the seeds.
+
+    None if the median seed did not reach the target, or if there are no curves.
+    """
     area: float | None
-    """Mean return over the common steps, averaged over seeds; None without curves."""
+    """Mean return over the steps that all curves have, averaged over seeds; None without curves."""
     seconds: float | None
     """Mean wall-clock time of training over the seeds; None if unknown for a seed."""
     curves: tuple[Curve, ...]
@@ -123,11 +126,11 @@ class ExperimentScore:
     trained: tuple[int, ...] = ()
     """Seeds with a learning curve, in the order of `curves`."""
     not_exact: tuple[int, ...] = ()
-    """Seeds with a training that was interrupted and not resumed exactly."""
+    """Seeds whose training was interrupted and not resumed exactly."""
     outdated: tuple[int, ...] = ()
     """Seeds that were trained again since their evaluation."""
     stochastic: bool = False
-    """Whether an evaluation drew actions."""
+    """Whether an evaluation of this experiment drew actions at random."""
 
     @property
     def mean(self) -> float:
@@ -142,7 +145,7 @@ class ExperimentScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improvement:
-    """The probability that a run of one experiment does better than a run of another."""
+    """The probability that a run of `better` has a higher score than a run of `than`."""
 
     better: str
     than: str
@@ -150,9 +153,9 @@ class Improvement:
     interval: tuple[float, float] | None
     """95 % interval of `probability`; None with too few seeds, or if `probability` is 1."""
     chance: float
-    """Probability that two equal experiments would differ at least as clearly by chance."""
+    """Probability (p-value) that two equal experiments would differ at least as clearly."""
     seeds: tuple[int, int]
-    """Numbers of seeds of the two experiments."""
+    """Number of seeds of `better`, and of `than`."""
 
     @property
     def is_estimate(self) -> bool:
@@ -162,16 +165,16 @@ class Improvement:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Task:
-    """All experiments on a behavior of an environment."""
+    """Comparison of all experiments with the same environment and behavior."""
 
     environment: str
     behavior: str
     score: str
-    """`evaluated`; or `training` if a run has no evaluation: scores are then final returns."""
+    """`evaluated`, or `training` if a run has no evaluation: scores are then final returns."""
     target: float | None
-    """Return at which the task counts as learned; None without curves."""
+    """Return from which on the task counts as learned; None without curves."""
     fraction: float
-    """Fraction of the way from the lowest start to the best end at which `target` is."""
+    """Where `target` is between the lowest start and the best end: 0 is the start, 1 the end."""
     scale: tuple[float, float] | None
     """Lowest start and best end of the experiments, in units of the return; None without curves."""
     standings: tuple[ExperimentScore, ...]
@@ -181,14 +184,14 @@ class Task:
 
     @property
     def detectable(self) -> float | None:
-        """Least difference of two means that the numbers of seeds can detect; None if unknown."""
+        """Smallest detectable difference of two experiments' mean scores; None if unknown."""
         return statistics.detectable_difference(
             [np.array(standing.scores) for standing in self.standings]
         )
 
     @property
     def estimates(self) -> tuple[Improvement, ...]:
-        """Improvements of the pairs of experiments that both have enough seeds."""
+        """Improvements of those pairs of experiments in which both have enough seeds."""
         return tuple(pair for pair in self.improvements if pair.is_estimate)
 
     @property
@@ -214,7 +217,7 @@ class Task:
 def compare(
     outcomes: Iterable[Outcome], *, fraction: float = FRACTION, seed: int = 0
 ) -> list[Task]:
-    """Return a comparison of the experiments on each task, in the order in which tasks occur.
+    """Compare the experiments on each task; return the tasks in the order of their first outcome.
 
     Args:
         outcomes: outcomes of all experiments; runs without evaluation and curve are left out.
@@ -280,7 +283,7 @@ def _standing(
     *,
     evaluated: bool,
 ) -> ExperimentScore:
-    """Return the scores of an experiment; all its outcomes have `evaluated` or a curve."""
+    """Return the scores of an experiment from its outcomes, each evaluated or with a curve."""
     curves = _curves_of(outcomes)
     ends = (
         [outcome.evaluated for outcome in outcomes]
@@ -315,7 +318,7 @@ def _standing(
 def _improvement(
     first: ExperimentScore, second: ExperimentScore, rng: np.random.Generator
 ) -> Improvement:
-    """Return the improvement of the better experiment over the other; in a tie, of the first."""
+    """Return the improvement of the better experiment over the other; in a tie, of `first`."""
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
@@ -333,7 +336,11 @@ def _improvement(
 
 
 def scale_of(groups: Sequence[Sequence[Curve]]) -> tuple[float, float] | None:
-    """Return the lowest start and the best end of the experiments; None without curves."""
+    """Return the lowest start and the best end of the experiments; None without curves.
+
+    `groups` has the curves of each experiment. An experiment's start is the mean of its runs' first
+    returns; its end is the interquartile mean of their final returns.
+    """
     if not groups:
         return None
     # The scale does not begin at zero, because returns may be negative or have any offset.
@@ -352,7 +359,7 @@ def median_steps(steps: Sequence[float | None]) -> float | None:
 
 
 def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the first and the last of the steps over which curves are compared."""
+    """Return the first and the last of the steps from which the areas under curves are computed."""
     if not curves:
         return 0.0, 0.0
     # The range ends at the earliest of the last steps, because no curve has ended before it.

@@ -36,7 +36,7 @@ class ActingPolicy(Protocol):
     """A policy that plays episodes, such as `export.policy.OnnxPolicy`."""
 
     def reset(self, seed: int) -> None:
-        """Forget every agent's memory, and restart the random numbers from `seed`."""
+        """Forget the memories of all agents, and restart the random numbers from `seed`."""
 
     def act(self, steps: DecisionSteps, deterministic: bool = True) -> ActionTuple:
         """Return an action for each agent of `steps`."""
@@ -50,7 +50,7 @@ class Episode:
     """An episode of an agent, from its first decision to its end."""
 
     index: int
-    """Number of the behavior's counted episodes that started before this episode."""
+    """Number of counted episodes of this behavior that started before this episode."""
     behavior: str
     """Qualified name of the behavior, such as `Name?team=0`."""
     agent: int
@@ -129,8 +129,8 @@ def _by_shown_name(
 ) -> Mapping[str, ActingPolicy]:
     """Return `policies`, or a single policy under the name of the environment's single behavior.
 
-    The policy must have the behavior's observations and actions. A subclass of an environment's
-    class has another name, but the policy can play it.
+    A single policy gets that name if it has the behavior's observations and actions: a subclass of
+    an environment's class has another name, but the policy can play it.
     """
     shown = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
     if len(policies) != 1 or len(shown) != 1:
@@ -160,7 +160,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
 def _observe(
     env: BaseEnv, policies: Mapping[str, ActingPolicy], counters: dict[str, _Counter], episodes: int
 ) -> dict[str, DecisionSteps]:
-    """Count the environment's latest steps; return the decision steps of each behavior."""
+    """Record the environment's latest steps; return the decision steps of each behavior."""
     decisions = {}
     shown = {name.partition("?")[0] for name in env.behavior_specs}
     if shown and not shown & {name.partition("?")[0] for name in policies}:
@@ -219,7 +219,7 @@ class _Counter:
     def decide(self, steps: DecisionSteps) -> None:
         """Add the rewards of running episodes; start episodes of new agents, up to the quota.
 
-        A reward that comes with an episode's first decision is from before the policy's first
+        A reward that arrives with an episode's first decision was earned before the policy's first
         action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
@@ -240,7 +240,7 @@ class _Counter:
             self.running.pop(agent, None)
 
     def episodes(self) -> list[Episode]:
-        """Return the counted episodes in the order of their starts."""
+        """Return the counted episodes in the order in which they started."""
         return [
             Episode(
                 index=index,
@@ -267,7 +267,7 @@ class _Counter:
     def _add(
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
-        """Add each counted agent's reward once; return those agents' episode indices and rows."""
+        """Add each counted agent's reward once; return these agents' episode indices and rows."""
         first: dict[int, int] = {}
         for row, agent in enumerate(agents):
             # An agent has one row; a second row of a faulty environment is ignored.

@@ -81,7 +81,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each estimate as a stroke, its interval as a bar, and the single values as dots."""
+    """Draw each estimate as a short line, its interval as a bar, and its single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:

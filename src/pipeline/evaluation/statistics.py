@@ -22,9 +22,9 @@ POWER = 0.8
 # Number of bootstrap samples; with so many an interval depends little on the bootstrap's seed.
 DRAWS = 5000
 FEWEST_SEEDS = 3
-"""Least number of seeds for an interval."""
+"""Smallest number of seeds with which an interval is computed."""
 ENOUGH_SEEDS = 5
-"""Least number of seeds for an interval without a warning, and for a probability's interval."""
+"""Smallest number of seeds for an interval without a warning, or a probability's interval."""
 HELD = 0.9
 """Probability that a tolerance interval contains the score of one more seed."""
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -132,13 +132,13 @@ def iqm_interval(scores: FloatArray, rng: np.random.Generator) -> tuple[float, f
 def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
     """Return the range that contains the score of one more seed with a probability of 90 %.
 
-    A tolerance interval in expectation, also called a prediction interval. With 19 scores or more
-    its ends are two of the scores, for any distribution (Wilks 1941, Annals of Mathematical
-    Statistics 12:91); with fewer scores a normal distribution is assumed (Hahn and Meeker 1991,
-    "Statistical Intervals", chapter 4).
+    The result is a tolerance interval in expectation, also called a prediction interval. With 19
+    scores or more its ends are two of the scores, for any distribution (Wilks 1941, Annals of
+    Mathematical Statistics 12:91); with fewer scores a normal distribution is assumed (Hahn and
+    Meeker 1991, "Statistical Intervals", chapter 4).
 
     Returns:
-        Both ends in units of the scores [seeds]; None with fewer than 5 seeds.
+        Lower and upper end, in units of the scores [seeds]; None with fewer than 5 seeds.
     """
     from scipy.special import stdtrit
 
@@ -160,13 +160,16 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
 def improvement_interval(
     x: FloatArray, y: FloatArray, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of `probability_of_improvement`."""
+    """Return the 95 % bootstrap interval of the probability that a score of x is above one of y.
+
+    x [n] and y [m] are as in `probability_of_improvement`.
+    """
     # Each group is sampled separately, so that a larger group does not outweigh the other.
     return _ends(_improvements(_drawn(x, rng), _drawn(y, rng)))
 
 
 def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """Return both ends [points] of the interquartile mean's 95 % interval at each point.
+    """Return the lower and upper ends [points] of the interquartile mean's 95 % interval.
 
     The bootstrap draws whole curves from `curves` [seeds, points].
     """
@@ -181,11 +184,11 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
 
 
 def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
-    """Return the least difference of two experiments that is detected with 80 % probability.
+    """Return the smallest difference of two means that is detected with a probability of 80 %.
 
     At this difference of means Student's two-sample t-test at 5 % has a power of 80 %, for the
-    pooled spread of seeds within the groups and the smallest number of seeds of a group (Cohen
-    1988). Groups of one seed are left out.
+    pooled standard deviation of seeds within the groups and the smallest group's number of seeds
+    (Cohen 1988). Groups of one seed are left out.
 
     Returns:
         The difference in units of the scores; None without two groups of two seeds, or if all seeds
@@ -228,7 +231,7 @@ def caution(n_seeds: int) -> str:
 
 
 def _drawn(scores: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Return bootstrap samples [draws, n] of [n] scores."""
+    """Return bootstrap samples [draws, n] of `scores` [n]."""
     if not len(scores):
         raise ValueError("a bootstrap needs at least one score")
     return scores[rng.integers(0, len(scores), (DRAWS, len(scores)), dtype=np.int64)]

@@ -125,7 +125,7 @@ def notes(task: Task) -> list[str]:
 
 
 def cautions(task: Task) -> list[str]:
-    """Return warnings: unequal budgets, few seeds, inexact resumes, outdated evaluations."""
+    """Return warnings about unequal budgets, few seeds, inexact resumes, outdated evaluations."""
     by_caution: dict[str, list[str]] = {}
     for standing in task.standings:
         if caution := statistics.caution(len(standing.seeds)):
@@ -154,7 +154,7 @@ def cautions(task: Task) -> list[str]:
 
 
 def drew_actions(task: Task) -> list[str]:
-    """Return the names of experiments with evaluations that drew actions."""
+    """Return the names of experiments in which an evaluation drew actions at random."""
     return [standing.experiment for standing in task.standings if standing.stochastic]
 
 
@@ -198,7 +198,7 @@ def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Return the `columns` of records as CSV text, numbers with six significant digits."""
+    """Return the given `columns` of records as CSV text; numbers have six significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -222,7 +222,7 @@ def number(value: float) -> str:
 
 
 def ends(interval: tuple[float, float] | None) -> str:
-    """Return an interval as text, or the text `too few seeds`."""
+    """Return both ends of an interval as text, or the text `too few seeds` for None."""
     return "too few seeds" if interval is None else " to ".join(map(number, interval))
 
 
@@ -233,7 +233,7 @@ def spread(improvement: Improvement) -> str:
 
 
 def _probability(improvement: Improvement) -> str:
-    """Return a probability as text; with few seeds, in how many pairs of runs `better` wins."""
+    """Return a probability as text; with few seeds, the number of pairs that `better` wins."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
     # Few seeds give few pairs, which a count shows and a probability hides.
@@ -259,7 +259,7 @@ def duration(seconds: float | None) -> str:
 
 
 def budget(standing: ExperimentScore) -> str:
-    """Return an experiment's training steps as text; a range if seeds differ by over 5 %."""
+    """Return an experiment's environment steps as text; a range if seeds differ by over 5 %."""
     if not standing.budgets:
         return "-"
     low, high = min(standing.budgets), max(standing.budgets)

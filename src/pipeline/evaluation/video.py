@@ -1,7 +1,7 @@
-"""Videos of episodes: replay them in this process, and write the pictures as GIF or MP4.
+"""Videos of episodes, which are replayed in this process and written as GIF or MP4.
 
 The counted episodes have been played before, so filming cannot change them. An error is raised if
-the replay gives other episodes. Only the area of the filmed agent is drawn.
+the replayed episodes differ. Only the area of the filmed agent is drawn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check(program: Path, targets: Iterable[Path]) -> None:
 
 
 def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
-    """Return the `median` and the `best` episode by return, of the first behavior by name.
+    """Return the `median` and the `best` episode by return, of the first behavior in name order.
 
     With an even number of episodes, the median is the lower of the middle two. Of several episodes
     with the highest return, the first is the best.
@@ -132,7 +132,7 @@ def film(
 
 
 def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
-    """Return the simulator's name and options in an executable of `pipeline env build`."""
+    """Return name and options of the simulator in an executable of `pipeline env build`."""
     try:
         with zipfile.ZipFile(program) as archive:
             # An executable is a zip archive that contains its recipe.
@@ -147,7 +147,7 @@ def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
-    """Return a new simulator in this process, as in the executable, that can draw pictures."""
+    """Return a new simulator in this process, equal to the executable's, that can draw pictures."""
     name, options = _recipe_of(program)
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:
@@ -165,7 +165,7 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
 
 
 class _FrameBuffer:
-    """Pictures of an episode: one of each step; for long episodes of every 2nd, 4th, ... step."""
+    """Pictures of an episode's steps; for long episodes only of every 2nd, 4th, ... step."""
 
     def __init__(self) -> None:
         self.frames: list[AnyArray] = []
@@ -184,7 +184,7 @@ class _FrameBuffer:
 
 
 def _reduced(image: AnyArray) -> AnyArray:
-    """Return a picture reduced to sides of at most `LONGEST_SIDE`, an even number of pixels."""
+    """Return a picture with sides of at most `LONGEST_SIDE` and even numbers of pixels."""
     from PIL import Image
 
     height, width = image.shape[:2]

@@ -1,1 +1,1 @@
-"""Torch modules: encoders, distributions, actor and critic."""
+"""Torch modules: encoders of observations, distributions of actions, actors and critics."""

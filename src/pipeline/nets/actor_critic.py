@@ -40,22 +40,22 @@ class Sample(NamedTuple, Generic[AnyTensor]):
     """Actions drawn for B agents, as tensors or as arrays."""
 
     continuous: AnyTensor
-    """[B, A] as drawn, before clipping to the environment's range."""
+    """[B, A] continuous actions as drawn, before clipping to the environment's range."""
     in_range: AnyTensor
     """[B, A] the same actions in the environment's range -1..1."""
     discrete: AnyTensor
-    """int64 [B, branches] choices."""
+    """int64 [B, branches] choice of each discrete branch."""
     log_prob: AnyTensor
-    """[B, A + branches] log probability of each component."""
+    """[B, A + branches] log probability of each continuous action and of each choice."""
     entropy: AnyTensor
-    """[B], or [1] if the entropy is the same for all agents."""
+    """[B] entropy of the distributions, or [1] if it is the same for all agents."""
 
 
 class ActionHeads(nn.Module):
     """Dense layers from hidden vectors to distributions over a behavior's actions.
 
-    Continuous actions are Gaussian, with one sigma for all observations; `nets.squashed` has SAC's
-    heads.
+    Continuous actions are Gaussian, with the same sigma for all observations; `nets.squashed` has
+    the heads of SAC.
     """
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
@@ -73,7 +73,10 @@ class ActionHeads(nn.Module):
         return to_environment(continuous)
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:
-        """Return the most likely actions [B, A] in the environment's scale, but not clipped."""
+        """Return the most likely actions [B, A] in the environment's scale, but not clipped.
+
+        None if the behavior has no continuous actions.
+        """
         if self.mu is None:
             return None
         # The mean is not clipped: behavioral cloning needs a gradient where it is out of range.
@@ -81,7 +84,7 @@ class ActionHeads(nn.Module):
         return mean / ACTION_RANGE
 
     def branch_log_probs(self, hidden: Tensor, allowed: Tensor | None) -> list[Tensor]:
-        """Return log probabilities [B, L] of each discrete branch."""
+        """Return the log probabilities [B, L] of each discrete branch's L choices."""
         masks = split_branches(allowed, self.spec.discrete_branches)
         return [
             masked_log_softmax(branch(hidden), mask)
@@ -89,9 +92,10 @@ class ActionHeads(nn.Module):
         ]
 
     def noise(self, n: int, generator: torch.Generator) -> list[Tensor]:
-        """Draw random numbers for B = n agents: [B, A] standard normal, [B, L] exponential.
+        """Draw the random numbers with which `choose` draws actions for B = n agents.
 
-        The numbers of continuous actions come first, if any, then the numbers of each branch.
+        Continuous actions have standard normal numbers [B, A], which come first, and each branch of
+        L choices has exponential numbers [B, L].
         """
         sizes = [] if self.mu is None else [self.spec.continuous_size]
         sizes += self.spec.discrete_branches
@@ -100,7 +104,7 @@ class ActionHeads(nn.Module):
         return noise
 
     def draw(self, noise: Sequence[Tensor], generator: torch.Generator) -> None:
-        """Fill the tensors that `noise` returned with new numbers."""
+        """Replace the numbers in the tensors that `noise` returned by new random numbers."""
         exponential = iter(noise)
         if self.mu is not None:
             # The first tensor of `noise` is for continuous actions, if there are any.
@@ -150,7 +154,7 @@ class ActionHeads(nn.Module):
         return self.mu(hidden), self.log_sigma
 
     def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return actions and their log probabilities, both [B, A], and the entropy [1]."""
+        """Return drawn actions and their log probabilities, both [B, A], and the entropy [1]."""
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         drawn = torch.addcmul(mu, log_sigma.exp(), noise)
@@ -161,7 +165,10 @@ class ActionHeads(nn.Module):
     def evaluate(
         self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return log probabilities [B, A + branches] of actions, and the mean entropy, a scalar."""
+        """Return log probabilities [B, A + branches] of given actions, and the mean entropy.
+
+        The mean entropy is a scalar.
+        """
         log_probs, entropies = [], []
         if self.mu is not None:
             mu, log_sigma = self.gaussian(hidden)
@@ -202,7 +209,7 @@ class ActionHeads(nn.Module):
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
-        """Add `to_environment` in ONNX, from the tensor `action` to the tensor `output`."""
+        """Add the operators of `to_environment`, from tensor `action` to tensor `output`."""
         clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
         graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
 
@@ -242,7 +249,7 @@ def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors that broadcast against each other."""
+    """Return the sum of tensors with shapes that broadcast against each other."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -273,17 +280,17 @@ class Actor(nn.Module):
         return features if self.memory is None else apply_memory(features, self.memory, sequences)
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
-        """Add the hidden vectors of one step in ONNX; return the tensor's name."""
+        """Add the hidden vectors of one step to the ONNX graph; return the name of their tensor."""
         features = self.body.to_onnx(graph, obs)
         return features if self.memory is None else self.memory.to_onnx(graph, features)
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden vectors [N, H] and new memory [N, M] of agents with memory [N, M]."""
+        """Return hidden vectors [N, H] and new memory [N, M] for N agents with memory [N, M]."""
         return _recurrent(self.memory).step(self.body(obs), memory)
 
 
 class Critic(nn.Module):
-    """Estimates a value for each reward signal, by its own body or from the actor's vectors."""
+    """Estimates a value for each reward signal, by its own body or from the actor's output."""
 
     def __init__(
         self,
@@ -308,7 +315,10 @@ class Critic(nn.Module):
     def forward(
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
-        """Return values [B, signals]; the actor's `hidden` is used if the body is shared."""
+        """Return values [B, signals].
+
+        They are computed from `obs`, or from the actor's vectors `hidden` if the body is shared.
+        """
         # A critic with a body encodes the observations itself, and ignores the actor's `hidden`.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)
@@ -316,7 +326,7 @@ class Critic(nn.Module):
         return values
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> Tensor:
-        """Return the new memory of agents with memory [N, M]; only for a recurrent critic."""
+        """Return the new memory [N, M] of N agents; only for a critic with a recurrent layer."""
         body = self.body
         if body is None:
             raise ValueError("a critic that shares the actor's body has no memory of its own")
@@ -326,7 +336,7 @@ class Critic(nn.Module):
 def apply_memory(
     features: Tensor, memory: Memory | None, sequences: SequenceState | None
 ) -> Tensor:
-    """Return features [B, F] after the recurrent layer, if the network has one."""
+    """Return features [B, F] after the recurrent layer, or unchanged if there is no such layer."""
     if memory is None:
         return features
     if sequences is None:

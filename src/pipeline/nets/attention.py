@@ -1,9 +1,9 @@
-"""Variable-length observations: attention makes one vector of any number of entities.
+"""Variable-length observations: attention turns any number of entities into one vector.
 
 Every entity is embedded together with the agent's other observations, the entities attend to each
-other in a residual block, and the result is their mean (architecture: Baker et al. 2019, arXiv
-1909.07528; attention: Vaswani et al. 2017, arXiv 1706.03762). It depends neither on the order of
-the entities nor on the number of unused rows after them.
+other in a residual block, and the mean of their new embeddings is the result (architecture: Baker
+et al. 2019, arXiv 1909.07528; attention: Vaswani et al. 2017, arXiv 1706.03762). The result depends
+neither on the order of the entities nor on the number of unused rows after them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResidualSelfAttention(nn.Module):
     """Self-attention of embeddings in a residual block, and the mean of the results.
 
     Scores are divided by the root of the embedding size, not of a head's size (arXiv 1706.03762,
-    equation 1), because ML-Agents does so, and its models and settings are tuned to that.
+    equation 1), because ML-Agents does so, and models and settings for ML-Agents are tuned to that.
 
     Args:
         size: size of an embedding, a multiple of the number of heads.
@@ -65,9 +65,10 @@ class ResidualSelfAttention(nn.Module):
         self.out = normal_linear(size, size, size)
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        """Map embeddings x [B, N, E], with bool [B, N] for padding, to their mean result [B, E].
+        """Return the mean [B, E] of the new embeddings of entities x [B, N, E].
 
-        Padding has no effect; without entities the result is zeros.
+        `padding`, bool [B, N], marks unused rows, which have no effect; without entities the mean
+        is zeros.
         """
         x, query, key, value = self.project(x)
         # Keys of padding are lowered by a million, so that their weights are 0 after the softmax.
@@ -79,9 +80,10 @@ class ResidualSelfAttention(nn.Module):
         return total / (used.sum(2) + _COUNT_EPSILON)
 
     def to_onnx(self, graph: OnnxGraph, x: str, paddings: Sequence[str], n: int) -> str:
-        """Add `forward` in ONNX for n entities; return the name of its result.
+        """Add the operators of `forward` for n entities to `graph`; return the result's name.
 
-        The tensors `paddings`, one per observation, are 1.0 for unused rows and 0.0 for entities.
+        `paddings` are the names of tensors, one for each observation, that are 1.0 for unused rows
+        and 0.0 for entities.
         """
         x = graph.layer_norm(x, axis=2)
         padding = graph.concat(paddings)
@@ -95,7 +97,7 @@ class ResidualSelfAttention(nn.Module):
         return graph.node("Div", [total, count])
 
     def _seen_to_onnx(self, graph: OnnxGraph, x: str, padding: str, n: int) -> str:
-        """Add the attention results [batch, n, size] of n entities [batch, n, size]."""
+        """Add the attention results [batch, n, size] of n entities `x` to the ONNX graph."""
         shape = (-1, n, N_HEADS, self.size // N_HEADS)
         heads = graph.constant(np.array(shape), "entities.heads")
         layers = {"query": self.query, "key": self.key, "value": self.value}
@@ -142,7 +144,10 @@ class ResidualSelfAttention(nn.Module):
         return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
-        """Return means [B, Q, E] of values [B, N, E], weighted by scores [B, heads, Q, N]."""
+        """Return means [B, Q, E] of values [B, N, E], weighted by the softmax of scores.
+
+        `scores` are [B, heads, Q, N].
+        """
         return (softmax_short(scores) @ _heads(value)).transpose(1, 2).flatten(2)
 
     def residual(self, x: Tensor, seen: Tensor) -> Tensor:
@@ -153,19 +158,19 @@ class ResidualSelfAttention(nn.Module):
 
 
 def _linear_per_entity(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:
-    """Add a dense layer that is applied to every entity [batch, n, in]."""
+    """Add to the ONNX graph a dense layer that is applied to every entity [batch, n, in]."""
     bias = graph.weight(layer.bias, f"{name}.bias")
     return graph.node("Add", [graph.matmul(x, layer.weight, f"{name}.weight"), bias])
 
 
 def _heads(x: Tensor) -> Tensor:
-    """Return [B, N, E] as a contiguous [B, heads, N, E / heads]."""
+    """Return `x` [B, N, E] as a contiguous tensor [B, heads, N, E / heads]."""
     B, N, size = x.shape
     return x.view(B, N, N_HEADS, size // N_HEADS).transpose(1, 2).contiguous()
 
 
 def softmax_short(scores: Tensor) -> Tensor:
-    """Return the softmax over a short last dimension; torch's softmax is slow there, row by row."""
+    """Return the softmax over a short last dimension, where torch's softmax is slow."""
     # The subtracted maximum cancels out, so that it needs no derivative.
     weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
     return weights / weights.sum(-1, keepdim=True)
@@ -190,7 +195,11 @@ class EntityEncoder(nn.Module):
         self.attention = ResidualSelfAttention(size)
 
     def forward(self, own: Tensor | None, observations: Sequence[Tensor]) -> Tensor:
-        """Map encodings `own` [B, own_size], or None, and entities [B, N_i, F_i] to [B, 128]."""
+        """Return the encoding [B, 128] of variable-length observations [B, N_i, F_i].
+
+        `own` [B, own_size] is the encoding of the agent's other observations; None if there are
+        none.
+        """
         code = None if own is None or self.own is None else nn.functional.silu(self.own(own))
         embedded, paddings = [], []
         for layer, entities in zip(self._layers, observations, strict=True):
@@ -206,9 +215,11 @@ class EntityEncoder(nn.Module):
         return result
 
     def _embed(self, layer: nn.Linear, code: Tensor | None, entities: Tensor) -> Tensor:
-        """Return the embeddings [B, N, 128] of entities: Swish of a dense layer of (code, entity).
+        """Return the embeddings [B, N, 128] of entities.
 
-        `code` is the agent's encoding; its part of the product is computed once for all entities.
+        An embedding is the Swish of a dense layer that reads `code`, the encoding of the agent's
+        other observations, and the entity. The product with `code` is computed once for all
+        entities.
         """
         weight, bias, k = layer.weight, layer.bias, self.own_width
         # W [code, e] = W_code code + W_e e: the columns of W for the code come first.
@@ -218,7 +229,7 @@ class EntityEncoder(nn.Module):
         return nn.functional.silu(x)
 
     def to_onnx(self, graph: OnnxGraph, own: Sequence[str], observations: Sequence[str]) -> str:
-        """Add `forward` in ONNX; `observations` are names of the model's inputs."""
+        """Add the operators of `forward` to `graph`; `observations` are names of its inputs."""
         code = None
         if self.own is not None:
             code = graph.swish(graph.linear(self.own, graph.concat(own), "entities.own"))
@@ -246,6 +257,6 @@ class EntityEncoder(nn.Module):
 
 
 def _columns_in_use(padding: Tensor) -> int:
-    """Return the number of columns of bool [B, N] up to the last entity of any row, at least 1."""
+    """Return how many columns of `padding` [B, N] there are up to the last entity, at least 1."""
     used = (~padding).any(0).nonzero()
     return int(used[-1]) + 1 if len(used) else 1

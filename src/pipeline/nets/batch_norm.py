@@ -26,20 +26,20 @@ from pipeline.nets.squashed import SquashedHeads
 from pipeline.settings.trainer.schema import NetworkSettings
 
 EPSILON = 1e-3
-"""Added to a variance before its root is taken, because a variance may be 0."""
+"""Number that is added to a variance before its root is taken, because a variance may be 0."""
 MOMENTUM = 0.01
 """Weight of a minibatch in the running statistics."""
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0
-"""Limits r_max and d_max of batch renormalisation: a factor, and standard deviations."""
+"""Limits r_max (a factor) and d_max (in standard deviations) of batch renormalisation."""
 RENORMALIZED_AFTER = 100_000
-"""Minibatches after which running statistics are accurate enough for renormalisation."""
+"""Number of minibatches after which running statistics are accurate for renormalisation."""
 _NARROW = 64
-"""Number of inputs below which the weights' gradient is twice as fast with transposed weights."""
+"""With fewer inputs, the gradient of weights is computed twice as fast with transposed weights."""
 
 Dense = tuple[Tensor, Tensor]
-"""Weight [n_out, n_in] and bias [n_out]."""
+"""Weight [n_out, n_in] and bias [n_out] of a dense layer."""
 AnyDense = tuple[Tensor, Tensor | None]
-"""As `Dense`; the bias may be None."""
+"""Weight [n_out, n_in], and bias [n_out] or None."""
 Affine = tuple[Tensor, Tensor]
 """Two numbers for each feature, such as scale and shift: [n] and [n]."""
 
@@ -111,7 +111,8 @@ class NormalizedLayers(nn.Module):
         """Map [B, n_in] to [B, output_size], normalised by the minibatch's statistics.
 
         Returns:
-            The result, and [2, n] means and inverse deviations of the minibatch, for `observe`.
+            The output [B, output_size], and the statistics [2, n] for `observe`: the minibatch's
+            means and inverse standard deviations.
         """
         y, last, statistics = self.unscaled(x)
         return y if last is None else torch.addcmul(last[1], y, last[0]), statistics
@@ -119,7 +120,7 @@ class NormalizedLayers(nn.Module):
     def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
         """Return the result of `in_training`, before the last layer's scale and shift are applied.
 
-        The second value has this scale and shift; it is None if they are applied already.
+        The second result is this scale and shift, or None if they are already applied.
         """
         means, inverses = [], []
         # Scale and shift of a layer's input are applied to its weights, which are fewer numbers
@@ -148,9 +149,10 @@ class NormalizedLayers(nn.Module):
     def _renormalized(
         self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
     ) -> Affine:
-        """Return scale and shift of features that `mean` and `inverse` deviation have normalised.
+        """Return the scale and shift of features, corrected by batch renormalisation.
 
-        Batch renormalisation y r + d (arXiv 1702.03275); r and d have no gradient.
+        `mean` and `inverse` standard deviation of the minibatch have normalised the features. The
+        corrections r and d (arXiv 1702.03275) have no gradient.
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
@@ -164,13 +166,16 @@ class NormalizedLayers(nn.Module):
         return r * scale, torch.addcmul(shift, d, scale)
 
     def _statistics(self) -> list[Affine]:
-        """Return running mean and variance [n] of the input and each layer, views of `running`."""
+        """Return running mean and variance [n] of the input and each layer: views of `running`."""
         means, variances = (torch.split(row, self._sizes) for row in self.running)
         return list(zip(means, variances, strict=True))
 
     @torch.no_grad()
     def observe(self, statistics: Tensor, momentum: float) -> None:
-        """Move the running statistics by `momentum` towards the statistics of `in_training`."""
+        """Move the running statistics by `momentum` towards the statistics of a minibatch.
+
+        `statistics` is the second result of `in_training`.
+        """
         mean, inverse = statistics
         # The variance follows from inverse = (variance + EPSILON)^(-1/2); rounding may make the
         # difference negative.
@@ -182,10 +187,10 @@ class NormalizedLayers(nn.Module):
         """Return dense layers that compute `forward`, with the running statistics folded in.
 
         Args:
-            heads: dense layers after these layers.
+            heads: dense layers that read the output of these layers.
 
         Returns:
-            The layers, each without its activation, then the heads.
+            The dense layers without their activation functions, and then the heads.
         """
         # With the running statistics, each normalisation is x * scale + shift.
         own_scales, own_shifts = (torch.cat(parts) for parts in zip(*self._affine, strict=True))
@@ -218,7 +223,7 @@ def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDen
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the result of `dense`, faster for few inputs and trained weights."""
+    """Return the result of `dense`; this is faster for few inputs and trained weights."""
     if weight.shape[1] >= _NARROW:
         return dense(x, weight, bias)
     columns = weight.t().contiguous()
@@ -233,7 +238,7 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` sets the acting actor.
+    """SAC's actor with batch normalisation, for training; `fold_into` sets the actor that acts.
 
     In the module's training mode, each call normalises by the minibatch's statistics, and moves the
     running statistics towards them.
@@ -253,7 +258,11 @@ class NormalizedActor(nn.Module):
         self.eval()
 
     def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # Actor has it
-        """Return hidden vectors [B, H], by the running statistics unless in training mode."""
+        """Return hidden vectors [B, H].
+
+        Features are normalised by the running statistics, or in training mode by the minibatch's
+        statistics.
+        """
         if self.training:
             hidden, statistics = self.in_training(obs)
             self.layers.observe(statistics, MOMENTUM)
@@ -262,7 +271,10 @@ class NormalizedActor(nn.Module):
         return by_running
 
     def in_training(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return hidden vectors [B, H] by the minibatch's statistics, and the statistics [2, n]."""
+        """Return hidden vectors [B, H] that are normalised by the minibatch's statistics.
+
+        The second result are these statistics [2, n], see `NormalizedLayers.in_training`.
+        """
         return self.layers.in_training(self.body(obs))
 
     @property
@@ -277,7 +289,7 @@ class NormalizedActor(nn.Module):
 
     @torch.no_grad()
     def fold_into(self, actor: Actor) -> None:
-        """Copy the weights, with running statistics folded in, into an actor of dense layers."""
+        """Copy the weights into `actor`, with the running statistics folded into its layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
             # Encoders of images and entities have no batch normalisation to fold into weights.
@@ -326,7 +338,7 @@ class NormalizedCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
-        """Return the inputs of `values` for a minibatch, normalised by its statistics.
+        """Return the arguments of `values` for a minibatch, with features normalised by it.
 
         Args:
             obs: [B, *shape] per observation, normalised.
@@ -341,7 +353,7 @@ class NormalizedCritic(nn.Module):
         return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Return values [B, outputs, atoms], an output for each choice, or one without branches."""
+        """Return values [B, outputs, atoms]: an output for each choice, or one without branches."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tenso
 
 
 def gaussian_entropy(log_sigma: Tensor) -> Tensor:
-    """Return entropies [B], means over components as in ML-Agents; the joint entropy is the sum."""
+    """Return entropies [B]: the mean over components, as in ML-Agents, not the joint entropy."""
     return (log_sigma + (HALF_LOG_TAU + 0.5)).mean(-1)
 
 
@@ -56,7 +56,7 @@ def to_environment(action: Tensor) -> Tensor:
 
 
 def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
-    """Return log probabilities [B, L] of a branch; forbidden choices have about -1e8.
+    """Return log probabilities [B, L] of a branch's choices; forbidden choices have about -1e8.
 
     Args:
         logits: [B, L] outputs of the network.
@@ -68,12 +68,12 @@ def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def categorical_entropy(log_probs: Tensor) -> Tensor:
-    """Return the entropies [B] of log probabilities [B, L]."""
+    """Return the entropies [B] of distributions with the log probabilities [B, L]."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
-    """Return scores [B, L]; the argmax of a row is a choice drawn by its log probabilities.
+    """Return scores [B, L]; the argmax of a row is a choice, drawn with the row's probabilities.
 
     Args:
         log_probs: [B, L] log probabilities.
@@ -85,9 +85,9 @@ def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:
-    """Return the columns [B, L] of each branch from `flat` [B, sum of branch sizes].
+    """Return for each branch its columns [B, L] of `flat` [B, sum of branch sizes].
 
-    Without `flat` each branch gets None.
+    If `flat` is None, the result is None for each branch.
     """
     if flat is None:
         return [None] * len(branches)

@@ -46,14 +46,14 @@ class Normalizers(nn.Module):
             normalizer.update(obs[int(index)])  # type: ignore[operator]  # ModuleDict loses the type
 
     def forward(self, obs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the observations, with normalised vectors."""
+        """Return the observations; vector observations are normalised if the settings say so."""
         result = list(obs)
         for index, normalizer in self.by_observation.items():
             result[int(index)] = normalizer(result[int(index)])
         return result
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> Iterator[str]:
-        """Add `forward` in ONNX; yield the name of each observation's tensor."""
+        """Add `forward` to the ONNX graph; yield the name of each observation's tensor."""
         for index, x in enumerate(obs):
             key = str(index)
             if key in self.by_observation:
@@ -65,8 +65,8 @@ class Normalizers(nn.Module):
 class HyperLayer(nn.Module):
     """A dense layer whose weights are made from the goal (Ha et al. 2017, arXiv 1609.09106).
 
-    The goal passes two dense layers with Swish and a layer normalisation; a last dense layer gives
-    the weights [n_in, n_out] of each row.
+    The goal passes two dense layers with Swish, and a layer normalisation; from the result a last
+    dense layer computes the weights [n_in, n_out] for each row of the minibatch.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class HyperLayer(nn.Module):
     def forward(self, x: Tensor, goal: Tensor) -> Tensor:
         """Map x [B, n_in] and goal [B, goal_size] to [B, n_out].
 
-        Most tasks have few goals: weights are made once for each distinct goal, which gives the
-        same numbers as once for each row, with less work. If the goal is a trained encoding of an
-        image, every row needs its own derivative, so weights are made for each row.
+        Most tasks have few goals: weights are computed once for each distinct goal, which gives the
+        same result as once for each row with less work. If the goal is a trained encoding of an
+        image, every row needs its own derivative, so weights are computed for each row.
         """
         y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
         return ACTIVATIONS[self.activation](y + self.bias)
@@ -114,7 +114,7 @@ class HyperLayer(nn.Module):
         return weights.view(-1, self.n_in, self.n_out)
 
     def to_onnx(self, graph: OnnxGraph, x: str, goal: str) -> str:
-        """Add `forward` in ONNX; return the name of its result."""
+        """Add the operators of `forward` to `graph`; return the name of their result."""
         encoded = graph.layer_norm(self.goal.to_onnx(graph, goal, "goal"), axis=1)
         weights = graph.linear(self.weights, encoded, "goal.generator")
         weights = graph.reshape(weights, (-1, self.n_in, self.n_out), "goal.shape")
@@ -128,17 +128,17 @@ class HyperLayer(nn.Module):
 class ObservationEncoder(nn.Module):
     """Encodes normalised observations into hidden vectors [B, hidden_units].
 
-    Visual observations pass their encoders, as vectors do with `encoder` in the settings, and
-    attention makes one vector of all lists of entities. Vector observations, encodings and the
-    attention vector are concatenated and pass the dense layers. With a goal signal and
-    `goal_conditioning_type: hyper` the last dense layer is a `HyperLayer`; a list of entities makes
-    no weights, so that it is an ordinary input even if it is a goal signal. The recurrent layer is
-    in `nets.memory`.
+    Visual observations pass their encoders, and so do vector observations if the settings have
+    `encoder`. Attention turns all lists of entities into one vector. Vector observations, encodings
+    and the attention vector are concatenated and pass the dense layers. With a goal signal and
+    `goal_conditioning_type: hyper` the last dense layer is a `HyperLayer`; no weights are computed
+    from a list of entities, which is an ordinary input even if it is a goal signal. The recurrent
+    layer is in `nets.memory`.
 
     Args:
         specs: specifications of the observations.
         settings: settings of the network.
-        n_actions: size of actions that the dense layers also read; see `head`.
+        n_actions: size of the action vector that the dense layers also read; 0 without; see `head`.
 
     Raises:
         SettingsError: An observation or a setting cannot be used.
@@ -204,7 +204,10 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return the dense layers' input [B, n] without actions; the HyperLayer's goal or None."""
+        """Return the input [B, n] of the dense layers, without actions; and the HyperLayer's goal.
+
+        The goal is None if there is no HyperLayer.
+        """
         parts = list(obs)
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
@@ -218,11 +221,11 @@ class ObservationEncoder(nn.Module):
         return joined, torch.cat([parts[i] for i in self.goals], dim=1)
 
     def head(self, joined: Tensor, goal: Tensor | None) -> Tensor:
-        """Return hidden vectors [B, hidden_units] for the results of `features`, and actions.
+        """Return hidden vectors [B, hidden_units] from the results of `features` and actions.
 
         Args:
             joined: [B, n + n_actions] features, then actions.
-            goal: [B, goal_size]; None if no goal makes weights.
+            goal: [B, goal_size]; None if there is no HyperLayer.
         """
         hidden: Tensor = self.dense(joined)
         if self.hyper is not None:
@@ -230,7 +233,7 @@ class ObservationEncoder(nn.Module):
         return hidden
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
-        """Add `forward` in ONNX; return the name of its result."""
+        """Add the operators of `forward` to `graph`; return the name of their result."""
         # `obs` is a generator, so that an observation's normaliser and encoder are adjacent.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
@@ -248,7 +251,7 @@ class ObservationEncoder(nn.Module):
         return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
 
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
-        """Return [B, n]: all encodings of fixed size, and the attention vector of all entities."""
+        """Return [B, n]: all encodings of fixed size, then the attention vector of all entities."""
         # Every entity is embedded together with the agent's other observations.
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None

@@ -1,9 +1,10 @@
-"""The critic of a group: values of all observations, and baselines with the actions of mates.
+"""The critic of a group: the group's value, and a counterfactual baseline for each member.
 
-Every member is an entity. It is embedded from its observation, or from its observation and action;
-the entities attend to each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
-2111.05992). A member is in several sets: in the set of the group's value, and in the set
-of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
+The value reads the observations of all members; a member's baseline also reads the actions of all
+others, its mates. Every member is an entity, embedded from its observation, or from its observation
+and action. The entities attend to each other, and their mean passes dense layers (Cohen et al.
+2021, arXiv 2111.05992). A member is in several sets: in the set of the group's value, and in the
+set of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
 scores between all members are computed once per group, and the sets are picked from them.
 """
 
@@ -40,18 +41,23 @@ class GroupLayout:
     """
 
     size: int
-    """N, the number of places for members in each group."""
+    """N, the largest number of members of a group."""
     wanted: Tensor | None = None
-    """int64 [K] estimates to compute: m (1 + N) is the value of group m, and m (1 + N) + 1 + n is
-    the baseline of its member n. None for the value of each group, without baselines."""
+    """int64 [K] numbers of the estimates to compute; None for the value of each group only.
+
+    Number m (1 + N) is the value of group m, and m (1 + N) + 1 + n is the baseline of its member n.
+    """
     partial: PartialGroups | None = None
-    """Which members are present; None if all groups are full."""
+    """Which members are present; None if all groups have N members."""
 
     @staticmethod
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """Return the layout of groups with members at `present` [M, N] and estimates `wanted`."""
+        """Return the layout of groups; `present` [M, N] says which members there are.
+
+        `wanted` are the numbers of the estimates to compute, as in the attribute.
+        """
         return GroupLayout(
             size=present.shape[1],
             wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
@@ -61,18 +67,18 @@ class GroupLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialGroups:
-    """The present members of groups, and their E entries in the K wanted sets.
+    """The present members of groups, and their E entries in the K sets of `GroupLayout.wanted`.
 
-    A present member has an entry in each wanted set of its group.
+    A set has an entry for each present member of its group.
     """
 
     present: Tensor
     """bool [M, N] whether the group has an n-th member."""
     place: Tensor
-    """int64 [V, kinds] index of each member's embeddings, of each kind, in a list [M kinds N].
+    """int64 [V, kinds] index of each member's embedding of each kind in a list [M kinds N].
 
-    The list has, group after group, the N places of the first kind of embeddings (`seen`), and, if
-    baselines are wanted, of the second kind (`done`).
+    For each group the list has N places for embeddings of observations, and if baselines are
+    wanted, N places for embeddings of observations and actions.
     """
     count: Tensor
     """int64 [K, 1] number of entries of each set."""
@@ -87,7 +93,7 @@ class PartialGroups:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None
     ) -> PartialGroups:
-        """Return the members and entries of groups; the arguments are those of `GroupLayout.of`."""
+        """Return the members and entries of groups; the arguments are as for `GroupLayout.of`."""
         n_groups, N = present.shape
         # With baselines a group has 2 N embeddings, of two kinds, and 1 + N sets of embeddings.
         embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
@@ -136,9 +142,9 @@ class GroupCritic(nn.Module):
         actions = spec.action_spec
         self.branches = tuple(actions.discrete_branches)
         self.seen = normal_linear(n, H, H)
-        """Embeds a member from its observation."""
+        """Layer that embeds a member from its observation."""
         self.done = normal_linear(n + actions.continuous_size + sum(self.branches), H, H)
-        """Embeds a member from its observation and its action."""
+        """Layer that embeds a member from its observation and its action."""
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
         norm = settings.layer_norm
@@ -161,7 +167,7 @@ class GroupCritic(nn.Module):
         actions: Tensor | None,
         groups: GroupLayout,
     ) -> Tensor:
-        """Return the wanted estimates [K, signals]: values of groups, and baselines of members.
+        """Return the estimates [K, signals] that `groups.wanted` lists: values and baselines.
 
         A value is computed from the observations of all members; a member's baseline from its
         observation, and the observations and actions of its mates.
@@ -191,7 +197,7 @@ class GroupCritic(nn.Module):
         return values
 
     def _pool(self, x: Tensor, groups: GroupLayout) -> Tensor:
-        """Return the mean attention result of each wanted set, [K, H].
+        """Return the mean attention result [K, H] of each set for which an estimate is wanted.
 
         Args:
             x: [1, V, H] embeddings of observations, or [2, V, H] with embeddings of observations
@@ -233,7 +239,7 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return scaled group sizes [K, 1], from near -1 to 1 for the largest group so far."""
+        """Return the group size of each estimate [K, 1], scaled to 1 for the largest so far."""
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
@@ -243,7 +249,7 @@ class GroupCritic(nn.Module):
 
 
 def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
-    """Return embeddings x [kinds, V, H] as [M, kinds N, H]: each group has one kind after another.
+    """Return embeddings `x` [kinds, V, H] as [M, kinds N, H]: those of each group, kind after kind.
 
     The places of absent members are 0.
     """
@@ -258,7 +264,8 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
     """Return for each set of a group the indices of its N embeddings among the group's 2 N.
 
-    The group has its N members' embeddings by `seen`, and then their embeddings by `done`.
+    A group's 2 N embeddings are the N members' by `seen` (from observations), and then the N
+    members' by `done` (from observations and actions).
 
     Returns:
         int64 [1 + N, N]: for the value, all members by `seen`; then for each member's baseline,

@@ -1,4 +1,4 @@
-"""Dense layers with ML-Agents' initial weights."""
+"""Dense layers with the initial weights that ML-Agents uses, and running normalisers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _LARGE, _WIDE = 6_000_000, 64
 # rounded up to multiples of this.
 _ROUND = 256
 IS_TRACED = ContextVar("is_traced", default=False)
-"""True while a loss is traced: shapes will recur, and no branch may depend on a tensor's value."""
+"""True while a loss is traced: shapes recur, and no branch may depend on a tensor's value."""
 
 
 def draw_normal(weight: Tensor, std: float) -> None:
-    """Fill a weight with normal numbers of mean 0; a weight on `meta` has nothing to fill."""
+    """Fill a weight with normal numbers of mean 0; nothing is done on the device `meta`."""
     # On `meta` torch would import its compiler for the draw, which takes a second.
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
@@ -38,7 +38,8 @@ def draw_normal(weight: Tensor, std: float) -> None:
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """Return a dense layer with Kaiming normal weights (fan in) times `gain`, and zero bias.
 
-    Source: He et al. 2015, arXiv 1502.01852, with a linear unit's gain: std = gain / sqrt(n_in).
+    Source: He et al. 2015, arXiv 1502.01852, with the gain of a linear unit: std = gain /
+    sqrt(n_in).
     """
     layer = nn.Linear(n_in, n_out)
     # With this deviation, outputs have gain^2 times the mean square of the inputs, for any width.
@@ -48,12 +49,12 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Dense layer: x [..., n_in], weight [n_out, n_in] and bias [n_out] (or none) to [..., n_out].
+    """Apply a dense layer with weight [n_out, n_in] to x [..., n_in]; return [..., n_out].
 
     torch multiplies matrices with MKL, which does not use AVX-512 on AMD processors, and computes
-    convolutions with oneDNN, which uses it. On these processors a large product is computed as a
-    convolution of one pixel, twice as fast. Each output is the same sum, added in another order if
-    rows are long (docs/explanation/fast-networks.md).
+    convolutions with oneDNN, which uses AVX-512. On these processors a large product is computed as
+    a convolution of one pixel, twice as fast. Each output is the same sum, added in another order
+    if rows are long (docs/explanation/fast-networks.md).
     """
     n_out, n_in = weight.shape
     if not is_for_onednn(x, x.numel() // n_in, n_in, n_out):
@@ -74,7 +75,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
-    """Return whether oneDNN is faster for a product of `n_rows` rows of x with [n_in, n_out]."""
+    """Return whether oneDNN is faster for a product of x [n_rows, n_in] with [n_in, n_out]."""
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
     is_float = x.dtype == torch.float32  # False in checks of exports
     return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
@@ -89,7 +90,7 @@ def _is_onednn_faster() -> bool:
 
 
 def xavier(n_in: int, n_out: int) -> nn.Linear:
-    """Return a dense layer with Xavier uniform weights (Glorot and Bengio 2010), zero bias."""
+    """Return a dense layer with Xavier uniform weights (Glorot and Bengio 2010) and zero bias."""
     layer = nn.Linear(n_in, n_out)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -97,7 +98,7 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 
 
 def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
-    """Return a dense layer with `n_outputs` outputs for each reward signal, signal after signal."""
+    """Return a dense layer with `n_outputs` outputs for each signal, one signal after another."""
     layer = xavier(n_in, n_signals * n_outputs)
     # Weights are drawn separately for each signal, because Xavier's bound depends on the number of
     # outputs, and ML-Agents has one layer for each signal.
@@ -114,7 +115,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(nn.functional.gelu, approximate="tanh"),
     "leaky_relu": nn.functional.leaky_relu,
 }
-"""Activation functions by the names in settings; `OnnxGraph.activation` has the same."""
+"""Activation functions by their names in settings; `OnnxGraph.activation` has the same names."""
 
 
 class DenseLayers(nn.Module):
@@ -143,14 +144,14 @@ class DenseLayers(nn.Module):
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, n_in] to [B, last width]."""
+        """Map x [B, n_in] to [B, n_out], the width of the last layer."""
         for index, (weight, bias) in enumerate(self._weights):
             x = dense(x, weight, bias)
             x = self._activate(self.norms[index](x) if self.norms else x)
         return x
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """Add `forward` in ONNX; the names of weights begin with `name`."""
+        """Add `forward` to the ONNX graph; the names of weights begin with `name`."""
         for index, layer in enumerate(self.layers):
             x = graph.linear(layer, x, f"{name}.{index}")
             if self.norms:
@@ -165,13 +166,15 @@ class DenseLayers(nn.Module):
 class RunningNormalizer(nn.Module):
     """Scales a vector observation by the mean and variance of all rows seen so far.
 
-    Statistics start with one imagined row of mean 0 and squared deviation 1; results are clipped to
-    five standard deviations, as in ML-Agents. If 0 is so far from the first rows that it would
-    be clipped, the imagined row has their mean instead: a row at 0 would hide the differences
-    between them. Buffers are float64, so that small changes count in long runs.
+    As in ML-Agents, the statistics start with one imagined row of mean 0 and squared deviation 1,
+    and results are clipped to five standard deviations. If 0 is so far from the first rows that it
+    would be clipped, the imagined row has the mean of the first rows instead of 0, because a row at
+    0 would hide the differences between the first rows. Buffers are float64, so that small changes
+    count in long runs.
 
     Attributes:
-        imagined: [size] mean of the imagined row; not saved, as it only matters at the start.
+        imagined: [size] mean of the imagined row; it is not saved, because it matters only at the
+            start.
     """
 
     count: Tensor
@@ -224,7 +227,7 @@ class RunningNormalizer(nn.Module):
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add `forward` in ONNX; return the name of its result.
+        """Add the operators of `forward` to `graph`; return the name of their result.
 
         Raises:
             ExportError: A standard deviation is not above 0.
@@ -240,7 +243,7 @@ class RunningNormalizer(nn.Module):
         return graph.node("Clip", [scaled], min=-CLIP, max=CLIP)
 
     def forget_scale(self) -> None:
-        """Compute the scale again at the next call, after a change of the buffers."""
+        """Compute mean and deviation again at the next call, after a change of the buffers."""
         self._scale = None
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -251,13 +254,14 @@ class RunningNormalizer(nn.Module):
 def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
     """Return the mean [size] of a normaliser's imagined row.
 
-    It is 0 if 0 is within 5 standard deviations of the first rows: a row at 0 then adds less than
-    25 / n of the variance of n rows to that variance.
+    The mean is 0 if 0 is within 5 standard deviations of the first rows, or else the mean of these
+    rows. In the first case the imagined row raises the variance of n rows by less than 25 / n of
+    the variance.
 
     Args:
         n: number of the first rows.
-        mean: [size] of the first rows.
-        squared: [size] sum of their squared deviations.
+        mean: [size] mean of the first rows.
+        squared: [size] sum of the squared deviations of the first rows.
     """
     # This is the deviation of n + 1 rows, of which the imagined row has squared deviation 1.
     deviation = ((squared + 1.0) / (n + 1)).sqrt()

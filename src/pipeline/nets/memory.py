@@ -19,7 +19,7 @@ _ONNX_GATES = (0, 3, 1, 2)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceState:
-    """S sequences of B rows, and the memory at the start of each sequence."""
+    """S sequences of rows, B rows in all, and the memory at the start of each sequence."""
 
     memory: Tensor
     """[S, M] memory before each sequence's first row."""
@@ -27,7 +27,7 @@ class SequenceState:
     """int64 [S] number of rows of each sequence, on the CPU; rows are ordered by sequence."""
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
-        """Return the sequences with each memory's first `n` numbers, and with its other numbers."""
+        """Return the sequences with the first `n` numbers of each memory, and with the rest."""
         memory, rest = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
         return SequenceState(memory=memory, lengths=lengths), SequenceState(
@@ -88,10 +88,11 @@ class Memory(nn.Module):
         return hidden, torch.cat((hidden, cell), dim=1)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add `step` in ONNX, from the input `recurrent_in` to the output `recurrent_out`.
+        """Add the operators of `step` to `graph`; return the name of the layer's output.
 
-        The caller declares both. A sequence has one step in the model; steps are the first axis
-        of ONNX's LSTM.
+        The operators read the model's input `recurrent_in` and write the output `recurrent_out`,
+        both of which the caller declares. A sequence has one step in the model; steps are the first
+        axis of ONNX's LSTM.
         """
         H = self.output_size
         from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
@@ -122,7 +123,7 @@ class Memory(nn.Module):
 
 
 def _for_onnx(rows: Tensor) -> Tensor:
-    """Return rows [4 H, ...] with the gates in ONNX's order."""
+    """Return rows [4 H, ...] of LSTM weights, with the four gates in ONNX's order."""
     gates = rows.chunk(N_GATES)
     return torch.cat([gates[index] for index in _ONNX_GATES])
 

@@ -1,4 +1,4 @@
-"""The ONNX graph of a policy while it is written.
+"""The ONNX graph of a policy while it is put together.
 
 The modules of a policy have a method `to_onnx`: it appends the operators of `forward` to a graph,
 and returns the name of the tensor that `forward` would return. Names depend only on the order of
@@ -55,11 +55,11 @@ class OnnxGraph:
         return name
 
     def output(self, name: str, dtype: type[np.generic], shape: Sequence[int]) -> None:
-        """Declare the tensor `name` as an output [batch, *shape]."""
+        """Declare the tensor `name` as an output of shape [batch, *shape]."""
         self._outputs.append(_value_info(name, dtype, (BATCH_AXIS, *shape)))
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
-        """Declare constant floats as an output: an initializer with the output's name."""
+        """Declare constant floats as an output; it is an initializer with the output's name."""
         # Loaders find such a constant by its name; all loaders find initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
@@ -89,7 +89,7 @@ class OnnxGraph:
         return self.constant(value.detach().cpu().numpy(), name)
 
     def scalar(self, value: float) -> str:
-        """Add a float constant of shape [1] to the graph, only once for each value."""
+        """Add a float constant of shape [1] to the graph, once for each value; return its name."""
         if value not in self._scalars:
             name = f"scalar_{len(self._scalars)}"
             self._scalars[value] = self.constant(np.array([value]), name)
@@ -98,7 +98,7 @@ class OnnxGraph:
     def node(
         self, operator: str, inputs: Sequence[str], output: str | None = None, /, **attributes: Any
     ) -> str:
-        """Append an operator; without `output`, its result is named by operator and position."""
+        """Append an operator; without `output` the result is named by operator and position."""
         # The position makes the name unique and equal in every export of the same policy.
         output = output or f"{operator.lower()}_{len(self._nodes)}"
         self.nodes(operator, inputs, [output], **attributes)

@@ -19,7 +19,7 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of each reward signal; with discrete branches a value for each choice."""
+    """Action values Q(s, a) of each reward signal; with discrete branches one for each choice."""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class TwinQNetworks(nn.Module):
 
     @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Pairs of the twins' parameters, for `share_weights`; empty if they cannot be joined."""
+        """Pairs of both networks' parameters for `share_weights`; empty if none can be joined."""
         bodies = dense_pairs(self.first.body, self.second.body)
         if not bodies or self.first.memory is not None:
             return []
@@ -81,9 +81,10 @@ class TwinQNetworks(nn.Module):
         return bodies + list(zip(*heads, strict=True))
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with the parameters `paired`; give the first twin's frozen copy the same memory.
+        """Compute with the parameters `paired`; the frozen copy shares the first network's memory.
 
-        The frozen copy values fresh actions. Call this after `FlatAdam` has moved the weights.
+        The frozen copy computes the values of fresh actions. Call this after `FlatAdam` has moved
+        the weights.
 
         Args:
             paired: each of `pairs` as one parameter [2, ...].
@@ -105,13 +106,14 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return both twins' values [2, B, S, outputs] of taken actions, then of fresh actions.
+        """Return both networks' values of taken actions, and of fresh actions.
 
         Args:
             obs: [B, *shape] per observation, normalised.
-            taken: [B, A] actions in -1..1.
+            taken: [B, A] actions in -1..1, such as the actions of the rows.
             fresh: [B, A] other actions at the same observations; None for `taken`. Only the first
-                twin's values of fresh actions have a derivative, with respect to the actions.
+                network's values of fresh actions have a derivative, which is with respect to the
+                actions.
             sequences: the sequences that the rows form; None without memory.
         """
         # Observations are encoded once for both actions, because encoding images is slow.

@@ -37,7 +37,7 @@ def squashed_action(*, mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Te
 
 
 class SquashedHeads(ActionHeads):
-    """Heads with squashed continuous actions, and a sigma that depends on the observation."""
+    """Action heads with squashed continuous actions, and a sigma that depends on the input."""
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__(n_in, spec)
@@ -58,7 +58,7 @@ class SquashedHeads(ActionHeads):
         return continuous
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:
-        """Return the actions [B, A] at the mean of the Gaussian."""
+        """Return the squashed mean actions [B, A]; None without continuous actions."""
         return None if self.mu is None else torch.tanh(self.mu(hidden))
 
     def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:
@@ -71,7 +71,7 @@ class SquashedHeads(ActionHeads):
         graph.node("Tanh", [action], output)
 
     def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return actions and log probabilities, both [B, A], and the Gaussian's entropy [B]."""
+        """Return drawn actions, log probabilities, both [B, A], and the Gaussian's entropy [B]."""
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)

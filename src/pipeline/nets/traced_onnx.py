@@ -1,8 +1,8 @@
-"""The ONNX of a module without `to_onnx`: the operations of one call, recorded and translated.
+"""ONNX for a module without `to_onnx`: the operations of one call are recorded and translated.
 
 torch's own exporters write operators that Unity's engines are not known to have, or need a newer
 opset. Here each operation of torch becomes operators of `export.contract.SAFE_OPERATORS`, or is
-refused. What the module computes from its weights alone becomes a constant.
+refused. A tensor that the module computes from its weights alone becomes a constant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROWS, _OTHER_ROWS = 3, 2
 
 
 def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> str:
-    """Add a module's `forward` in ONNX; return the name of its result.
+    """Add the operations of a module's `forward` to the ONNX graph; return the result's name.
 
     Args:
         graph: the graph.
@@ -89,7 +89,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return result
 
     def name_of(self, value: Any) -> str:
-        """Return the name of a tensor, a number or a name; others become constants."""
+        """Return the name of `value` in the graph; numbers and unknown tensors become constants."""
         if isinstance(value, str):
             return value
         if not isinstance(value, Tensor):
@@ -102,11 +102,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.graph.weight(values, f"{self.prefix}.{len(self.shapes)}")
 
     def node(self, operator: str, *inputs: Any, **attributes: Any) -> str:
-        """Append an operator on tensors, numbers or names."""
+        """Append an operator; its inputs are tensors, numbers, or names in the graph."""
         return self.graph.node(operator, [self.name_of(value) for value in inputs], **attributes)
 
     def sizes(self, shape: Sequence[int]) -> list[int]:
-        """Return a shape with -1 for the size that depends on the number of rows."""
+        """Return a shape with -1 in place of the size that depends on the number of rows."""
         self.shapes.append(tuple(shape))
         before = self.shapes[-1] if self.before is None else next(self.before, ())
         sizes = [n if n == other else -1 for n, other in zip(shape, before, strict=False)]
@@ -115,12 +115,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return sizes
 
     def reshape(self, y: Tensor, x: Any) -> str:
-        """Append a change of x to the shape of y."""
+        """Append a reshape of x to the shape of y."""
         sizes = self.sizes(y.shape)
         return self.graph.reshape(self.name_of(x), sizes, f"{self.prefix}.{len(self.shapes)}")
 
     def pieces(self, parts: Sequence[Tensor], x: Tensor, axis: int, start: int = 0) -> list[str]:
-        """Append successive parts of an axis, which is left out where a part lacks it."""
+        """Append the successive parts of x along an axis; parts may lack this axis."""
         names, axis = [], axis % x.dim()
         for part in parts:
             stop = start + (part.shape[axis] if part.dim() == x.dim() else 1)
@@ -137,7 +137,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.node("Transpose", a.x, perm=axes)
 
     def batch_norm(self, _: Any, a: Any) -> str:
-        """Append a batch normalisation by its running statistics."""
+        """Append a batch normalisation with its running statistics."""
         factor = (a.running_var + a.eps).rsqrt() * (1.0 if a.weight is None else a.weight)
         offset = (0.0 if a.bias is None else a.bias) - a.running_mean * factor
         factor, offset = (t.view(-1, *[1] * (a.x.dim() - 2)) for t in (factor, offset))
@@ -156,7 +156,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.node("Conv", a.x, weight, **_window(size, a))
 
     def reduce(self, operator: str, a: Any) -> str:
-        """Append a mean or a sum."""
+        """Append a mean or a sum over axes."""
         axes = getattr(a, "dim", None) or range(a.x.dim())
         axes, keeps = [axis % a.x.dim() for axis in axes], getattr(a, "keepdim", False)
         return self.node(operator, a.x, axes=axes, keepdims=int(keeps))
@@ -203,7 +203,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "_to_copy": ("a tensor is converted to another type", lambda a: a.dtype in (None, a.x.dtype)),
 }
-"""Reasons why an operation is refused, and the conditions under which it is not."""
+"""By operation: why it may be refused, and the condition under which it is not."""
 
 _UNARY = ("exp", "log", "relu", "sigmoid", "sqrt", "tanh")
 
@@ -265,4 +265,4 @@ _TRANSLATIONS: dict[str, Callable[[_Recorder, Any, Any], str | list[str]]] = {
     "mean": lambda to, _, a: to.reduce("ReduceMean", a),
     "sum": lambda to, _, a: to.reduce("ReduceSum", a),
 }
-"""Translations by the name of torch's operation; in-place operations have the same name."""
+"""Translations by the name of torch's operation; in-place operations use the same entries."""

@@ -1,7 +1,7 @@
-"""Encoders of visual observations [B, C, H, W], by ML-Agents' names; and encoders of the user's.
+"""Encoders of visual observations [B, C, H, W]: those of ML-Agents, and those of users.
 
-simple and match3 are ML-Agents' own; nature_cnn: Mnih et al. 2015 (Nature 518); resnet: Espeholt et
-al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
+simple and match3 are defined by ML-Agents; nature_cnn: Mnih et al. 2015 (Nature 518); resnet:
+Espeholt et al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGE = "pipeline.nets."
 
 
 class VisualEncoder(Protocol):
-    """A network for images, a `torch.nn.Module`; made from (C, H, W) and its output size."""
+    """A network for images: a `torch.nn.Module` that is made from (C, H, W) and its output size."""
 
     minimum_side: ClassVar[int]
     """Smallest height and width of an image."""
@@ -37,14 +37,14 @@ class VisualEncoder(Protocol):
         """Map [B, C, H, W] to [B, output]."""
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` in ONNX for the tensor called `image`; return the result's name."""
+        """Add `forward` to the ONNX graph for the tensor `image`; return the result's name."""
 
 
 class ConvolutionEncoder(nn.Module):
     """Convolutions with LeakyReLU, then a dense layer with LeakyReLU."""
 
     minimum_side: ClassVar[int] = 1
-    """Computed from `layers` if a subclass does not define it."""
+    """Smallest height and width of an image; computed from `layers` if a subclass has no value."""
     layers: ClassVar[Sequence[tuple[int, int, int]]] = ()
     """Output channels, kernel size and stride of each convolution, without padding."""
 
@@ -78,7 +78,7 @@ class ConvolutionEncoder(nn.Module):
         return nn.functional.leaky_relu(self.dense(image.flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` in ONNX; weights are named by image and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `image` and layer."""
         x, place = image, 0
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
             x = graph.leaky_relu(_convolve(graph, convolution, x, f"{image}.{place}"))
@@ -88,29 +88,29 @@ class ConvolutionEncoder(nn.Module):
 
 
 class SimpleEncoder(ConvolutionEncoder):
-    """`simple`: ML-Agents' default."""
+    """ML-Agents' default encoder, `simple`."""
 
     layers = ((16, 8, 4), (32, 4, 2))
 
 
 class NatureEncoder(ConvolutionEncoder):
-    """`nature_cnn`: Mnih et al. 2015, Nature 518, methods."""
+    """Encoder `nature_cnn`: Mnih et al. 2015, Nature 518, methods."""
 
     layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class Match3Encoder(ConvolutionEncoder):
-    """`match3`, for the boards of ML-Agents' Match3."""
+    """Encoder `match3`, for the boards of ML-Agents' Match3."""
 
     layers = ((35, 3, 1), (144, 3, 1))
 
 
 class FlatEncoder(ConvolutionEncoder):
-    """`fully_connected`: a single dense layer."""
+    """Encoder `fully_connected`: a single dense layer."""
 
 
 class ResidualBlock(nn.Module):
-    """Swish, convolution, Swish, convolution, and the input added."""
+    """Residual block: the input plus Swish, convolution, Swish and convolution of the input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -124,14 +124,17 @@ class ResidualBlock(nn.Module):
         return result
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """Add `forward` in ONNX; weights are named by `name` and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `name` and layer."""
         y = _convolve(graph, self.first, graph.swish(x), f"{name}.1")
         y = _convolve(graph, self.second, graph.swish(y), f"{name}.3")
         return graph.node("Add", [y, x])
 
 
 class ResnetEncoder(nn.Module):
-    """Three stages of convolution, pooling and two residual blocks; then a dense layer and ReLU."""
+    """Encoder `resnet`: three stages with two residual blocks each, then a dense layer and ReLU.
+
+    A stage is a convolution, a pooling, and its residual blocks.
+    """
 
     minimum_side: ClassVar[int] = 15
 
@@ -155,7 +158,7 @@ class ResnetEncoder(nn.Module):
         return nn.functional.relu(self.dense(nn.functional.silu(image).flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` in ONNX; weights are named by image and layer number."""
+        """Add the operators of `forward` to `graph`; weights are named by `image` and layer."""
         x, place = image, 0
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
@@ -192,10 +195,10 @@ def _slide(
 
 
 class OwnEncoder(nn.Module):
-    """An encoder of the user's: `Class(shape, output)`, a module from [B, *shape] to [B, output].
+    """Wraps a user's encoder: `Class(shape, output)`, a module from [B, *shape] to [B, output].
 
-    It is always in evaluation mode, so that acting and learning compute the same. Its ONNX is
-    recorded from a call, unless the class has `to_onnx`.
+    The module is always in evaluation mode, so that acting and learning compute the same. Its ONNX
+    operations are recorded from a call, unless the class has `to_onnx`.
 
     Raises:
         SettingsError: The class cannot be used; the message has the reason.
@@ -218,7 +221,7 @@ class OwnEncoder(nn.Module):
 
     @torch.no_grad()
     def _check(self, output: int) -> None:
-        """Refuse a network with a wrong result, or which cannot be exported."""
+        """Refuse a network that has a wrong result or cannot be exported."""
         if not isinstance(self.network, nn.Module):
             raise SettingsError("is not a torch.nn.Module; derive the class from it")
         rows = torch.linspace(-1.0, 1.0, 3 * math.prod(self.shape)).view(3, *self.shape)
@@ -238,7 +241,7 @@ class OwnEncoder(nn.Module):
         self.to_onnx(OnnxGraph(), "obs")
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002  # torch has it
-        """Stay in evaluation mode."""
+        """Keep evaluation mode, whatever `mode` is."""
         return super().train(mode=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -247,7 +250,7 @@ class OwnEncoder(nn.Module):
         return y
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """Add `forward` in ONNX for the tensor called `x`; return the result's name."""
+        """Add the operators of `forward` for tensor `x` to `graph`; return the result's name."""
         return trace(graph, self.network, x, self.shape)
 
 

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 # Parameters of glibc's mallopt(3), numbered as in malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
-"""Blocks above this size go back to the system when freed; glibc allows 32 MiB at most."""
+"""Size in bytes above which glibc's malloc returns a freed block to the system; 32 MiB at most."""
 _TRIM_THRESHOLD_BYTES = 512 << 20
 """Largest number of freed bytes at the top of the heap that the process keeps."""
 
@@ -303,7 +303,7 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
 def without_threaded(settings: RunSettings) -> RunSettings:
     """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
 
-    With `threaded: true` each process would spread its updates over its steps differently.
+    With `threaded: true` each process would spread its updates over other steps than the others do.
     """
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
@@ -322,7 +322,7 @@ def without_threaded(settings: RunSettings) -> RunSettings:
 def refuse_single_process_only(
     job: JobSpec, n_learners: int, *, inference: bool, started: bool
 ) -> None:
-    """Refuse a job that several processes cannot share.
+    """Refuse a job that cannot be trained by several processes together.
 
     `started` says whether torchrun has started the processes.
 

@@ -1,4 +1,4 @@
-"""Batches of the steps of several workers, and a sample of rows for checkpoints."""
+"""Joining the steps of several workers into batches, and sampling rows for checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDED_ROWS = 32
 
 
 class Part(NamedTuple, Generic[S]):
-    """The agents of one worker in a message, with their steps."""
+    """Agents of one worker and their steps, as one part of a message."""
 
     worker: int
     steps: S
@@ -33,9 +33,9 @@ class Message(NamedTuple):
     team: str
     n_workers: int
     deciding: list[Part[DecisionSteps]]
-    """Agents that ask for a decision, one part for each worker with such agents."""
+    """Agents that ask for a decision: one `Part` for each worker that has such agents."""
     ended: list[Part[TerminalSteps]]
-    """Agents with an ended episode, each once, one part for each worker with such agents."""
+    """Agents with an ended episode, each once: one `Part` for each worker that has such agents."""
 
     @property
     def slots(self) -> AnyArray:
@@ -75,7 +75,7 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
 
 
 def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
-    """Return the actions of each worker's agents.
+    """Split the actions of all agents into one `ActionTuple` for each worker.
 
     Args:
         action: actions of all agents, in the order of the workers.

@@ -34,7 +34,7 @@ _OLD_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The change when new lessons begin: their parameters, and whether to reset."""
+    """What changes when lessons begin: the parameters with a new lesson, and whether to reset."""
 
     parameters: tuple[str, ...] = ()
     """Environment parameters that have begun a new lesson."""
@@ -43,7 +43,7 @@ class Change:
 
 
 class Curriculum:
-    """The lesson of every environment parameter, advanced by the behaviors' progress.
+    """The lesson of every environment parameter, which changes with the behaviors' progress.
 
     A parameter without a curriculum has one lesson that never ends. All lessons that measure a
     behavior's reward share one buffer of its last episode returns; when any lesson begins, all
@@ -80,7 +80,7 @@ class Curriculum:
         return {name: self.lesson(name).value for name in self._curricula}
 
     def measured(self) -> dict[str, list[str]]:
-        """Return each behavior that unfinished lessons measure, with those lessons' parameters."""
+        """Return the parameters in unfinished lessons, by the behavior that the lessons measure."""
         behaviors: dict[str, list[str]] = {}
         for name, lessons in self._curricula.items():
             # The last lesson is left out, because it never ends.
@@ -102,8 +102,9 @@ class Curriculum:
     ) -> None:
         """Record the progress of a behavior.
 
-        `returns` are of the episodes that ended since the last call; `step` counts agent steps;
-        `max_steps` is above 0; `elo` is the rating in self-play.
+        `returns` are the returns of the episodes that ended since the last call; `step` is the
+        number of agent steps so far, and `max_steps`, above 0, their number in training; `elo` is
+        the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -168,7 +169,7 @@ class Curriculum:
         self._smoothed = {name: float(smoothed[name]) for name in self._numbers if name in smoothed}
 
     def _criteria(self, name: str) -> CompletionCriteria | None:
-        """Return the criteria that end the present lesson; None for the last lesson."""
+        """Return the criteria that end a parameter's present lesson; None for its last lesson."""
         if self._numbers[name] >= len(self._curricula[name]) - 1:
             return None
         return self.lesson(name).completion_criteria
@@ -231,7 +232,7 @@ class Lessons:
         self.reset(())
 
     def reset(self, learners: Iterable[Learner]) -> None:
-        """Reset the workers with all parameters; unfinished trajectories are dropped."""
+        """Reset the workers with all parameters; the learners drop unfinished trajectories."""
         self._send(self.curriculum.numbers)
         self._workers.reset()
         for learner in learners:
@@ -279,7 +280,7 @@ class Lessons:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the lessons, and a change that the workers have not been sent yet."""
+        """Return the state of the lessons, and the changes that have not been sent to workers."""
         pending = {
             "parameters": list(self._pending.parameters),
             "must_reset": self._pending.must_reset,
@@ -289,7 +290,8 @@ class Lessons:
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the lessons of a saved run, if the run has saved lessons.
 
-        With `exact` the environments continue, too, so a pending change is restored for `apply`.
+        With `exact` the environments continue, too; then new lessons that were not sent to them yet
+        are restored, and `apply` sends them.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -304,7 +306,7 @@ class Lessons:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return the present lesson number of each parameter, by the tag of its statistic."""
+        """Return the present lesson number of each parameter, by its tag in the summaries."""
         return {
             names.LESSON_NUMBER + name: float(number)
             for name, number in self.curriculum.numbers.items()
@@ -347,9 +349,9 @@ class Lessons:
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """Return an empty buffer of returns for each measured behavior.
+    """Return an empty buffer for the episode returns of each behavior that a lesson measures.
 
-    Its length is the largest `min_lesson_length` of the behavior's lessons.
+    A buffer is as long as the largest `min_lesson_length` of the lessons that measure the behavior.
     """
     sizes: dict[str, int] = {}
     for lessons in curricula:
@@ -363,7 +365,7 @@ def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]
 
 
 def in_words(value: SamplerSettings) -> str:
-    """Return a parameter's value in the words of ML-Agents' log lines."""
+    """Return a parameter's value as a text in the form of ML-Agents' log lines."""
     match value:
         case ConstantSampler():
             return f"Float: value={value.value}"

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _N_TIMED = 7
 _WORTH_MORE = 1.05
-"""Factor by which fewer threads may be slower than the fastest number of threads."""
+"""Fewer threads are chosen if they take at most this factor times as long as the fastest number."""
 
 
 def devices_here() -> list[torch.device]:
@@ -40,7 +40,8 @@ def fastest_device(
 ) -> torch.device:
     """Return the device with the shortest time per agent step, acting and learning together.
 
-    `kept` is the device that an earlier part of this run chose; it is used without measuring.
+    `kept` is the device that was chosen before the run was resumed; it is returned without
+    measuring.
 
     Raises:
         SettingsError: This machine does not have the device `kept`.
@@ -113,7 +114,7 @@ def fastest_threads(
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Return the seconds that acting and gradient steps take for each agent step.
+    """Return the seconds that acting and gradient steps take together per agent step.
 
     The critic is not measured: on each device it takes about as long as the policy.
     """

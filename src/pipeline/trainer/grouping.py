@@ -29,7 +29,10 @@ def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
 
 
 class NoGroups:
-    """Tracks no groups: every agent learns from the sum of its own and its group's rewards."""
+    """Stands in for `GroupTracker` if an algorithm does not learn from groups.
+
+    Every agent learns from the sum of its own rewards and its group's rewards.
+    """
 
     moments = None
     """Group snapshots for `Rollout.moments`; None, because no groups are tracked."""
@@ -45,7 +48,7 @@ class NoGroups:
         step: DecisionSteps | TerminalSteps,
         slots: AnyArray,  # noqa: ARG002  # used by GroupTracker
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
-        """Return the rewards [N] to learn from, and the fields to store if a trajectory closes."""
+        """Return the rewards [N] to learn from, and the fields to store at a trajectory's end."""
         if not self._warned_of_group_reward and step.group_reward.any():
             self._warned_of_group_reward = True
             # This is the text of ML-Agents, including its spelling.
@@ -56,7 +59,7 @@ class NoGroups:
         return step.reward + step.group_reward, {}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
-        """Return `rows`, the fields [N, ...] of the agents' rows of experience, unchanged."""
+        """Return `rows`, the fields [N, ...] to store with the agents' decisions, unchanged."""
         return rows
 
     def report(
@@ -65,12 +68,12 @@ class NoGroups:
         slots: AnyArray,  # noqa: ARG002  # used by GroupTracker
         statistics: Statistics,
     ) -> None:
-        """Add the ended episodes to the statistics."""
+        """Add the returns and lengths of the ended episodes to the statistics."""
         if closed is not None:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add the ended episodes without a decision, for which `idle` [N] is True."""
+        """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
         # A game may end before an agent's first turn: such an episode has a return but no decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
@@ -104,7 +107,7 @@ class GroupTracker(Groups):
         self._described = [name for name in columns.fields if name in described]
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Process a message of all workers; called before the message completes transitions."""
+        """Process a message of all workers; called before its rewards complete transitions."""
         parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
             return
@@ -120,7 +123,7 @@ class GroupTracker(Groups):
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
-        """Return the rewards [N] to learn from, and the fields to store if a trajectory closes."""
+        """Return the rewards [N] to learn from, and the fields to store at a trajectory's end."""
         s = self.by_slot
         ended = isinstance(step, TerminalSteps)
         gained, moment = (
@@ -130,7 +133,11 @@ class GroupTracker(Groups):
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Return `rows` and the fields `entity` and `moment`, which refer to group snapshots."""
+        """Return `rows` with two more fields, `entity` and `moment`.
+
+        `entity` is the number of the agent's stored data, `moment` the number of its group's
+        snapshot.
+        """
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}
 
@@ -156,7 +163,7 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add the ended episodes without a decision, for which `idle` [N] is True."""
+        """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())

@@ -1,4 +1,4 @@
-"""A behavior in training: its algorithm, its experience, and its counts."""
+"""A behavior in training: its algorithm, its experience, and its numbers of steps and updates."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Decided(NamedTuple):
     actions: list[ActionTuple]
     """Actions of each worker's agents."""
     decision: Decision | None
-    """Actions of all workers' agents with log-probabilities and values; None without agents."""
+    """Actions of all workers' agents, with log-probabilities and values; None if no agent asks."""
     obs: list[FloatArray]
     """One array [N, *shape] for each observation, with all workers' agents."""
 
 
 class Learner:
-    """Turns the steps of one behavior's agents, of all workers, into actions and updates.
+    """Chooses the actions of one behavior's agents in all workers, and learns from their steps.
 
     With `learns=False` the learner only chooses actions and counts episodes.
 
@@ -91,7 +91,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """The learners of this behavior in all processes; None in a single process."""
+        """Synchronises this learner with those of other processes; None in a single process."""
         self.step = 0
         self.n_updates = 0
         self.last_update: Mapping[str, float] = {}
@@ -132,7 +132,7 @@ class Learner:
         )
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Use settings in which `steps_per_update` is now a number; nothing else has changed."""
+        """Use `settings`, in which `steps_per_update` is a number and all else is as before."""
         self.settings = settings
         if isinstance(self.algorithm, OffPolicy):
             self.algorithm.take_pace(settings)
@@ -225,7 +225,7 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Start or continue an update; return a completed update's statistics, or an empty map."""
+        """Start or continue an update; return its statistics once it is complete, else {}."""
         updates = self.updates
         # If the next rollout is complete, the update under way is finished at once.
         if is_ready and updates.is_under_way:
@@ -290,12 +290,12 @@ class Learner:
         self.seconds["storage"] += time.perf_counter() - began
 
     def record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
-        """Keep a sample of observations [N, ...] and masks for the check of exported policies."""
+        """Keep a sample of observations [N, ...] and action masks, to check exported policies."""
         allowed = fields.get("allowed")  # a single True means that no row has a mask
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
 
     def learn_with(self, others: LearnerGroup) -> None:
-        """Synchronise with the learners of other processes from now on."""
+        """Synchronise with the learners of this behavior in other processes from now on."""
         self.sync = others
         self.restart_pending_stats()
 
@@ -304,7 +304,7 @@ class Learner:
         self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
-        """Drop the open trajectories of a worker's agents, or of all agents, after a reset."""
+        """Drop the open trajectories of one worker's agents, or of all agents, after a reset."""
 
         def gone(source: Any) -> bool:  # a source is (team, worker)
             return worker is None or bool(source[1] == worker)
@@ -398,7 +398,7 @@ class Learner:
             self.sync.steps += closed.n_rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which training continues, without `experience`."""
+        """Return the state from which training continues, without the entry `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -440,7 +440,7 @@ class Learner:
         }
 
     def experience(self, *, with_open: bool) -> dict[str, Any]:
-        """Return the rows that wait for an update, and the open trajectories if `with_open`."""
+        """Return the rows that wait for an update; with `with_open` also the open trajectories."""
         memories = None if self.memories is None else self.memories[: self.slots.n_slots]
         return {
             "closed": self.trajectories.closed_state(),
@@ -454,7 +454,7 @@ class Learner:
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore rows that `experience` returned; open trajectories only if `with_open`."""
+        """Restore the rows that `experience` returned; open trajectories only if `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
         self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:

@@ -77,11 +77,11 @@ class TrainingLoop:
         inference: act and count, but neither learn nor save.
         exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
-        on_start: called once, when every behavior shown so far can be trained; not called for a
-            finished run, whose files must not change.
+        on_start: called once, when the first behaviors have appeared and can be trained; not called
+            for a finished run, whose files must not change.
         on_pace: called with all settings when `steps_per_update: auto` has become a number, before
             the first update.
-        group: processes that each run such a loop; only the first process saves.
+        group: the processes of the run, each with its own training loop; only the first one saves.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TrainingLoop:
         Raises:
             Interrupted: `should_stop` ended the run; the state is saved.
             PipelineError: The environment, a setting or the training failed; the learners are
-                saved, unless their own values or the disk failed.
+                saved, unless their values are not finite or the disk failed.
         """
         should_stop = self.synchronizer.listen(should_stop)
         try:
@@ -230,7 +230,7 @@ class TrainingLoop:
         self.tracker.load_state_dict(run)
 
     def _apply_lessons(self) -> None:
-        """Between two steps, begin due lessons, and let another team learn if that is due."""
+        """Between two steps, begin due lessons, and change the learning team if that is due."""
         if self.lessons.apply(self.learners.values()):
             self.checkpoints.begin_lessons(self.lessons.curriculum.numbers)
         if self.self_play.learning is not None and self.self_play.advance():
@@ -249,7 +249,7 @@ class TrainingLoop:
         warn_of_unused(self.job.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
-        """Send actions for the workers' steps; store and learn while the environments compute."""
+        """Send actions to the workers; store steps and learn while the environments compute."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         for group in self.workers.groups:
             if self._in_turn:
@@ -310,7 +310,7 @@ class TrainingLoop:
         return bool(self.learners) and all(learner.finished for learner in self.learners.values())
 
     def _learner(self, qualified: str) -> Learner:
-        """Return the learner of a qualified name that appears for the first time."""
+        """Return the learner for a qualified name that has appeared for the first time."""
         name = qualified.partition("?")[0]
         if name not in self.learners:
             self.learners[name] = new = self._new_learner(name, qualified)
@@ -372,7 +372,7 @@ class TrainingLoop:
         qualified: str,
         saved: Mapping[str, Any] | None,
     ) -> torch.device:
-        """Return a new behavior's device; set the number of threads if none is chosen yet."""
+        """Return a new behavior's device; also set the number of threads if none is chosen yet."""
         run, device = (saved or {}).get("run", {}), self.device
         n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
         if device is None:
@@ -394,7 +394,7 @@ class TrainingLoop:
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number; behaviors without an entry share it."""
+        """Replace `steps_per_update: auto` by a number; all behaviors without an entry share it."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
@@ -405,7 +405,7 @@ class TrainingLoop:
         learner.take_pace(self.settings.for_behavior(learner.name))
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
-        """Replace `steps_per_update: auto` by the checkpoint's number, if it has a number."""
+        """Replace `steps_per_update: auto` by the number in the checkpoint, if there is one."""
         # `undecided` is called first, because `for_behavior` may log a warning.
         auto = self.settings.undecided()
         if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
@@ -523,7 +523,7 @@ class TrainingLoop:
         return Interrupted(message, exit_code=request.exit_code)
 
     def _at(self, steps: Mapping[str, int] | None = None) -> str:
-        """Describe the step of each behavior: its step in `steps`, or else its present step."""
+        """Return text on each behavior's step: the step in `steps`, or else the present step."""
         steps = steps or {name: learner.step for name, learner in self.learners.items()}
         text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
         return text or "before the first step"

@@ -34,7 +34,7 @@ class Opponent:
     def __init__(self, policy: Policy, *, seed: int, device: torch.device, team: str) -> None:
         self.policy = copy.deepcopy(policy).requires_grad_(requires_grad=False)
         self.rating_index = LATEST
-        """Index of the weights' rating in `SnapshotPool.ratings`."""
+        """Index of the opponent's rating in `SnapshotPool.ratings`."""
         self._stream = generator_for(seed, device, "opponent actions", team)
 
     def act(
@@ -45,7 +45,7 @@ class Opponent:
     ) -> Decision:
         """Choose actions for N agents as `Policy.act` does.
 
-        Of each agent's memory in `memory` [N, M], only the policy's part is used.
+        `memory` [N, M] is the agents' memory; only the part that belongs to the policy is used.
         """
         n = self.policy.memory_size
         # A learner's memory may also have the critic's part, after the policy's.
@@ -53,13 +53,13 @@ class Opponent:
         return self.policy.act(obs, mask, self._stream, recalled)
 
     def play(self, weights: Mapping[str, Tensor], rating_index: int) -> None:
-        """Play with a copy of these weights from now on."""
+        """Act with a copy of `weights` from now on; `rating_index` is the index of their rating."""
         # load_state_dict copies, so further learning does not change the opponent.
         self.policy.load_state_dict(weights)
         self.rating_index = rating_index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with the weights: their snapshot may not be in the ring any more."""
+        """Return the state, with the weights: the ring of snapshots may not have them any more."""
         return {
             "weights": copied(self.policy.state_dict()),
             "drawn": self.rating_index,
@@ -78,12 +78,13 @@ class SnapshotPool:
     `policy()` returns the policy that acts for the learning team now.
 
     Attributes:
-        opponents: opponent for each team that does not learn, by the behavior's qualified name.
-        ratings: a rating for each place in the ring, and last the rating of the learning policy.
-        ghost_steps: decisions that opponents have made.
+        opponents: the opponents that act for teams that do not learn, by the behavior's qualified
+            name.
+        ratings: rating of each snapshot in the ring; the last item is the learning policy's rating.
+        ghost_steps: number of decisions that opponents have made.
         last_save: trainer step of the last snapshot.
         last_change: trainer step at which another team began to learn.
-        last_swap: ghost step at which opponents were last drawn.
+        last_swap: value of `ghost_steps` when opponents were last drawn.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class SnapshotPool:
         return self.ratings[LATEST]
 
     def save_if_due(self, step: int) -> None:
-        """Take a snapshot if there is none, or if more than `save_steps` steps have passed."""
+        """Take a snapshot if there is none, or if the last is more than `save_steps` steps old."""
         # The first snapshot is taken at once, because opponents are drawn before the first step.
         if not self.snapshots or step - self.last_save > self.settings.save_steps:
             self._save()
@@ -128,11 +129,11 @@ class SnapshotPool:
 
     @property
     def is_swap_due(self) -> bool:
-        """Whether opponents have made over `swap_steps` decisions since the last drawing."""
+        """Whether opponents have made over `swap_steps` decisions since they were drawn."""
         return self.ghost_steps - self.last_swap > self.settings.swap_steps
 
     def swap(self, teams: Sequence[str]) -> None:
-        """Draw an opponent for each team in `teams` (qualified names); all other teams learn."""
+        """Draw an opponent for each qualified name in `teams`; all other teams learn."""
         self.opponents = {team: self._opponent_of(team) for team in teams}
         for opponent in self.opponents.values():
             self._draw(opponent)
@@ -173,7 +174,7 @@ class SnapshotPool:
             self._fit_window()
 
     def _fit_window(self) -> None:
-        """Keep the newest snapshots of a ring that was saved with another size."""
+        """Keep the newest snapshots of a ring that was saved with another `window`."""
         window, size = self.settings.window, len(self.ratings) - 1
         # In a full ring the oldest snapshot is at `_next`; in a ring with free places it is first.
         first = self._next if len(self.snapshots) == size else 0
@@ -221,14 +222,14 @@ def copied(weights: Mapping[str, Tensor]) -> Weights:
 
 
 def expected_score(rating: float, opponent: float) -> float:
-    """Return the expected result against `opponent`, in (0, 1); Elo, The Rating of Chessplayers."""
+    """Return the expected score in (0, 1) against `opponent` (Elo, The Rating of Chessplayers)."""
     return float(1.0 / (1.0 + 10.0 ** ((opponent - rating) / SCALE)))
 
 
 def results(terminal: TerminalSteps) -> AnyArray:
-    """Return float [N]: 1 for a won game, 0.5 for a draw, 0 for a loss.
+    """Return the score of each ended agent, float [N]: 1 for a win, 0.5 for a draw, 0 for a loss.
 
-    The sign of the last reward decides, individual and group reward added, as in ML-Agents.
+    The sign of its last reward decides, as in ML-Agents: individual reward plus group reward.
     """
     last = terminal.reward + terminal.group_reward
     # The sign is 1, 0 or -1, which becomes 1, 0.5 or 0.
@@ -237,7 +238,7 @@ def results(terminal: TerminalSteps) -> AnyArray:
 
 
 class UnfinishedGames:
-    """The agents of each group that still play: a game is over when its last agent has ended.
+    """The agents that still play, by group: a game is over when its group's last agent has ended.
 
     A source is one team of one worker.
     """

@@ -23,17 +23,17 @@ from pipeline.trainer.learner import Learner
 _log = logging.getLogger(__name__)
 
 _N_EXCHANGES = 200
-"""Number of the latest exchanges whose median time is used."""
+"""Number of recent exchanges with the environments; their median time is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Largest number of rounds; and updates in a round, a multiple of a `policy_delay` up to 4."""
+"""Largest number of timed rounds; and updates in a round, a multiple of `policy_delay` 1 to 4."""
 _MOST_S = 2.0
-"""Seconds after which no further round begins."""
+"""Seconds of measured time after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""The log recommends `threaded` if it allows at least this many times as many updates."""
+"""The log recommends `threaded` if it hides at least this many times as many updates."""
 
 
 class PaceMeter:
-    """Measures a behavior's exchanges with the environments, and then the time of an update.
+    """Measures the times of a behavior's exchanges with the environments and of its updates.
 
     Args:
         learner: learner of the behavior; its algorithm learns from a replay.
@@ -45,7 +45,7 @@ class PaceMeter:
         self._algorithm = cast("OffPolicy", learner.algorithm)
         self._n_envs = n_envs
         self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
-        """For each exchange: the clock at its end, and the total wait until then, in seconds."""
+        """For each exchange: the clock at its end and the total waiting time so far, in seconds."""
         self._n_rollouts = self._n_rows = 0
         self._n_exchanges = -1  # the first exchange has actions but no rewards, and closes no row
 

@@ -27,14 +27,14 @@ class PretrainResult:
 
     behavior: str
     n_rows: int
-    """Number of demonstrated steps in the training set."""
+    """Number of demonstrated steps to learn from, without the held-out steps."""
     epochs: int
     loss: float
     """Mean imitation loss of the last epoch."""
     held_out_loss: float
     """Imitation loss on the held-out steps, after the last epoch."""
     losses: Sequence[tuple[float, float]]
-    """Both losses after each epoch."""
+    """(loss, held-out loss) after each epoch."""
     checkpoint: Path
 
 

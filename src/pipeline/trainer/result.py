@@ -30,10 +30,10 @@ class BehaviorResult:
     elo: float | None = None
     """ELO rating of the policy; None without self-play."""
     interrupted_at: int | None = None
-    """Step of the last interruption after which the run did not continue exactly."""
+    """Step of the last interruption after which the run was not continued exactly, or None."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return the results as the stage `train` writes them, without times and missing values."""
+        """Return the numbers that stage `train` writes: no times, and no missing values."""
         optional = {"elo": self.elo, INTERRUPTED: self.interrupted_at}
         return {
             "steps": self.steps,
@@ -52,7 +52,7 @@ class TrainResult:
     seconds: Mapping[str, float]
     """Seconds of each part of the run: environment, wire, inference, storage, update, total."""
     n_exchanges: int = 0
-    """Exchanges with each environment since the run began or was resumed."""
+    """Number of exchanges with each environment since the run began or was resumed."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counts since the run began or was resumed: agent steps, rollouts, gradient steps."""
     interrupted: Sequence[int] = ()
@@ -61,7 +61,7 @@ class TrainResult:
     """(step, value) of each summary by behavior and tag."""
 
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """Return the final numbers of each behavior, by name."""
+        """Return each behavior's final numbers, as `BehaviorResult.numbers` returns them."""
         return {name: outcome.numbers() for name, outcome in self.behaviors.items()}
 
 

@@ -24,8 +24,8 @@ _STEPS_TO_SHOW_UP = 20
 class SelfPlay:
     """Decides which team learns, draws its opponents, and rates the games.
 
-    The training loop calls `join` when a behavior appears, `on_step` with each of its steps, and
-    `advance` between two steps.
+    The training loop calls `join` when a behavior appears, `on_step` with each step of the
+    behavior, and `advance` between two steps.
 
     Attributes:
         learning: id of the learning team; None before a team has joined.
@@ -38,7 +38,7 @@ class SelfPlay:
         self._n_steps = 0
 
     def join(self, qualified: str, learner: Learner) -> None:
-        """Add the agents of a behavior in one team; the first team to join learns first."""
+        """Add a learner's agents in one team; the first team that is added learns first."""
         team = team_of(qualified)
         if learner.snapshot_pool is None:
             if team != 0 and learner.learns and learner.settings.self_play is None:
@@ -64,7 +64,7 @@ class SelfPlay:
             learner.snapshot_pool.swap(ghosts)
 
     def on_step(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
-        """Rate the games that have ended, or count the decisions if opponents play this team."""
+        """Rate the games that have ended, or count the decisions if opponents act for this team."""
         past = learner.snapshot_pool
         if past is None:
             return
@@ -102,11 +102,11 @@ class SelfPlay:
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learning team and the order of teams."""
+        """Return the id of the learning team and the ids of all teams in their order."""
         return {"learning": self.learning, "order": list(self._order)}
 
     def restore(self, run: Mapping[str, Any]) -> None:
-        """Restore the self-play state of a saved run, if it has one."""
+        """Restore the self-play state of a saved run, if the run has saved such a state."""
         state = run.get("self_play")
         if state is not None and state["learning"] is not None:
             self.learning = int(state["learning"])
@@ -139,7 +139,7 @@ class SelfPlay:
         return list(learners.values())
 
     def _ghosts(self, learner: Learner) -> list[str]:
-        """Return the qualified names that this learner has in teams that do not learn now."""
+        """Return the qualified names of this learner's agents in teams that do not learn now."""
         return [
             qualified
             for team, members in self._members.items()
@@ -160,7 +160,7 @@ class SelfPlay:
         return all(learner.finished for learner in self._members[team].values())
 
     def _next_team(self) -> int:
-        """Return the next team in order that is not finished; if all are finished, the next."""
+        """Return the next team that is not finished; if all are finished, the next in order."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
         following = [*present[at + 1 :], *present[: at + 1]]
@@ -185,7 +185,7 @@ class SelfPlay:
 
 
 def team_of(qualified: str) -> int:
-    """Return the id in `<name>?team=<id>`; 0 for a name without a team."""
+    """Return the team's id in a name `<name>?team=<id>`; 0 if the name has no team."""
     _, _, query = qualified.partition("?")
     for part in query.split("&"):
         key, _, value = part.partition("=")

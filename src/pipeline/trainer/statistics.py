@@ -21,7 +21,7 @@ EXTRINSIC = "Policy/Extrinsic Reward"
 
 
 class Statistics:
-    """Means over a summary period, and the returns of recent episodes."""
+    """Means of values over a summary period, and the returns of recent episodes."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -121,7 +121,7 @@ class Statistics:
         return {tag: list(values) for tag, values in self._distributions.items()}
 
     def samples(self) -> dict[str, Sample]:
-        """Return this period's values of every tag; after a resume, the values since the resume."""
+        """Return this period's values of each tag; after a resume only the values since then."""
         methods = StatsAggregationMethod
         by_tag: dict[str, Sample] = {}
         for tag, values in self._values.items():
@@ -160,7 +160,7 @@ class Statistics:
         return result
 
     def add_from(self, others: Sequence[Statistics]) -> None:
-        """Add the statistics of several processes; latest values are of the first process."""
+        """Add the statistics of several processes; the first process gives the latest values."""
         for other in others:
             for tag, value in other._sums.items():
                 self._sums[tag] += value
@@ -180,7 +180,7 @@ class Statistics:
             self._latest |= other._latest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+        """Return the statistics for a checkpoint, as plain values."""
         return {
             "sums": dict(self._sums),
             "counts": dict(self._counts),

@@ -15,7 +15,7 @@ _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether a signal has requested a stop, and the signal's number."""
+    """Records whether a signal has requested a stop, and the signal's number."""
 
     signal_number: int | None = None
 

@@ -53,13 +53,13 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
 
 
 def refuse_untrainable(run: RunSettings) -> None:
-    """Refuse a configuration with which no behavior can be trained.
+    """Refuse settings of a run with which no behavior can be trained.
 
     One valid behavior is enough, because the environment may have only that behavior.
 
     Raises:
-        SettingsError: No behavior of the configuration can be trained, or `compile` is set in a
-            portable run.
+        SettingsError: No behavior of the settings can be trained, or `compile` is set in a portable
+            run.
     """
     if run.torch_settings.compile and machine.is_portable():
         raise SettingsError(
@@ -80,7 +80,7 @@ def refuse_untrainable(run: RunSettings) -> None:
 
 
 def usable_device(name: str | None) -> torch.device:
-    """Return the device of this name; for None cuda if this machine has it, else the CPU.
+    """Return the device of this name; None means cuda if this machine has it, else the CPU.
 
     Raises:
         SettingsError: This machine has no such device.

@@ -1,4 +1,4 @@
-"""Steps of summaries and checkpoints, times of training's parts, reports of environments."""
+"""Steps of summaries and checkpoints, times of training's parts, statistics of environments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Progress:
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
         """Return the steps at which the learner's next summary and checkpoint are due.
 
-        `run` is the shared state in the learner's resume file. It may name an earlier step for the
-        checkpoint than the settings give: that checkpoint was due and waited for an update.
+        `run` is the shared state in the learner's resume file. If it names an earlier step for the
+        checkpoint than the settings give, that checkpoint was already due when the state was saved,
+        and waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
@@ -44,7 +45,7 @@ def next_multiple(step: int, interval: int) -> int:
 
 
 class Stopwatch:
-    """Measures the environments' time, and combines it with the learners' measurements.
+    """Measures the time that environments take, and adds the times that learners have measured.
 
     Attributes:
         n_exchanges: number of times that the environments got actions.
@@ -90,7 +91,7 @@ class Stopwatch:
 def add_reports(
     taken: Sequence[tuple[str, Learner, list[Steps]]], reports: Sequence[Stats]
 ) -> None:
-    """Add each worker's reported statistics to every behavior with agents in the worker's step."""
+    """Add each worker's reported statistics to the behaviors that have agents in the worker."""
     for worker, stats in enumerate(reports):
         if stats:
             # The learners are collected by name, because the teams of a behavior share a learner,

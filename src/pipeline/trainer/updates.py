@@ -1,4 +1,4 @@
-"""Updates of an algorithm: start an update, do its next part, take its result.
+"""Updates of an algorithm: start an update, compute its next part, take its result.
 
 With `threaded: true` the networks learn while the environments execute the agents' actions. When a
 rollout is complete, a copy of the policy continues to act while the networks learn. The step of the
@@ -32,13 +32,14 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 
 PER_STEP = 50_000_000
-"""Number of products (weights times rows) computed in a few ms, about a step of environments."""
+"""Products (weights times rows) in a gradient step of a few ms, about as long as a loop's step."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Return how many steps of the loop an update may take for each row; None if it is short.
+    """Return how many steps of the loop an update may take for each row of the rollout.
 
-    An algorithm with a replay makes few gradient steps at a time, so they count as short.
+    None means that gradient steps are short. An algorithm with a replay makes few gradient steps at
+    a time, so they count as short.
     """
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
@@ -52,7 +53,7 @@ def steps_per_row(algorithm: Algorithm) -> float | None:
 
 
 class Updates:
-    """Updates of one algorithm, each computed completely when it starts.
+    """Computes each update of an algorithm completely when the update starts.
 
     Args:
         algorithm: the algorithm that learns.
@@ -66,11 +67,11 @@ class Updates:
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.is_under_way = False
-        """Whether an update has started and its result has not been taken yet."""
+        """Whether an update has started and its statistics have not been taken yet."""
         self._stats: dict[str, float] = {}
-        """Statistics of a computed update, until they are taken."""
+        """Statistics of an update that is computed; `take` returns them."""
         self.set_values: dict[str, float] = {}
-        """Values in place of schedules from the next update on; see `Callback.set`."""
+        """Values that replace scheduled values from the next update on; see `Callback.set`."""
 
     @property
     def acting(self) -> Algorithm:
@@ -78,7 +79,7 @@ class Updates:
         return self.algorithm
 
     def start(self, rollout: Rollout, *, step: int) -> bool:
-        """Start to learn from a rollout; return whether an update is now under way.
+        """Start to learn from a rollout; return whether an update has started.
 
         The caller must have taken the result of any earlier update.
 
@@ -102,10 +103,10 @@ class Updates:
         """
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # no update waits
-        """Return the statistics of a completed update, whose policy then acts; else an empty map.
+        """Return a completed update's statistics, and let the new policy act; else return {}.
 
         Args:
-            at_once: whether to complete an update under way first.
+            at_once: whether to complete an unfinished update first.
 
         Raises:
             TrainingError: See `Algorithm.update`.
@@ -131,12 +132,12 @@ class Updates:
 
 
 class Overlap(Updates):
-    """Updates of one algorithm that overlap with the steps of the loop after each rollout.
+    """Computes the updates of an algorithm during the steps of the loop after each rollout.
 
     Args:
         algorithm: the algorithm that learns; a copy of its policy acts during an update.
-        steps_per_row: the loop's steps for each row of an update in a thread; None to compute
-            updates between the loop's steps.
+        steps_per_row: number of the loop's steps for each row of an update, which is computed in a
+            thread; None to compute updates between the loop's steps.
     """
 
     is_spread = True
@@ -149,15 +150,15 @@ class Overlap(Updates):
         self._copy: Algorithm | None = None
         """Algorithm with the weights before the update; it acts during updates."""
         self._acting_weights: dict[str, dict[str, Tensor]] = {}
-        """All weights before the last update, including the weights of `_copy`."""
+        """Weights of all networks before the last update, those of `_copy` included."""
         self._live: dict[str, dict[str, Tensor]] = {}
-        """References to all weights of the algorithm that learns."""
+        """References to the weights of all networks of the algorithm that learns."""
         self._normalizers: list[RunningNormalizer] = []
         """Running normalizers of `_copy`."""
         self._parts: Generator[int, None, dict[str, float]] | None = None
         """Remaining parts of the update under way; None when all have been computed."""
         self._future: Future[dict[str, float]] | None = None
-        """The update under way in the thread; None when it has been computed."""
+        """The update that the thread computes at present; None if there is no such update."""
         self._per_step = 1
         self._n_steps = 0  # steps of the loop since the last update began
         self._n_steps_left = 0  # steps of the loop until a computed update takes effect
@@ -292,7 +293,7 @@ class Overlap(Updates):
         }
 
     def _compute(self, most: int | None = None) -> int:
-        """Compute at most `most` parts of the update under way, or all; return their number."""
+        """Compute at most `most` remaining parts of the update, or all; return their number."""
         n_parts = 0
         while self._parts is not None and n_parts != most:
             n_parts += 1

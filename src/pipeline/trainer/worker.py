@@ -1,4 +1,4 @@
-"""Main module of the processes of rank 1 and above in a run; see `distributed.workers`."""
+"""Main module of a run's processes of rank 1 and above; see `distributed.workers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def work() -> int:
-    """Take part in the training that the first process has started, and write only a log.
+    """Train together with the first process, which has started this process; write only a log.
 
     Returns:
         The exit code of the process. The first process reports this process's errors.

@@ -1,1 +1,1 @@
-"""Faster forms of small networks; docs/explanation/fast-networks.md has the measurements."""
+"""Faster computation of small networks; docs/explanation/fast-networks.md has the measurements."""

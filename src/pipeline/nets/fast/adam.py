@@ -1,4 +1,4 @@
-"""Adam in one operation, because a small network spends most of its time on calls of torch."""
+"""Adam as a single operation, because a small network spends most of its time on calls of torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """The name and a usual value of a length that differs between minibatches.
+    """Name and usual value of a length of tensors that differs between minibatches.
 
-    Inputs of a loss that have the same length in every minibatch share one `Length`.
+    If several inputs of a loss always have equal lengths, they share one `Length`.
     """
 
     name: str
@@ -38,7 +38,8 @@ class FusedAdam:
     """Adam (Kingma and Ba 2014, arXiv 1412.6980) with torch's default betas and epsilon.
 
     This calls the function of `torch.optim.Adam(fused=True)` without its class, because the class
-    imports torch's compiler at its first step, which takes a second. States have the same form.
+    imports torch's compiler at its first step, which takes a second. `state_dict` has the form of
+    torch's class.
     """
 
     BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -57,7 +58,7 @@ class FusedAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Make one step; parameters without a gradient do not move."""
+        """Make one step; parameters without a gradient do not change."""
         moving = [
             (parameter, parameter.grad, state)
             for parameter, state in zip(self.trained, self._state, strict=True)
@@ -83,7 +84,10 @@ class FusedAdam:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moments and steps of the moved parameters, in the form of `torch.optim.Adam`."""
+        """Return the moments and step counts of parameters in the form of `torch.optim.Adam`.
+
+        Parameters that have never had a gradient are left out.
+        """
         group = {
             "lr": self.learning_rate,
             "betas": self.BETAS,
@@ -95,7 +99,7 @@ class FusedAdam:
         return {"state": moved, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`; parameters without a state have not moved yet."""
+        """Restore the state that `state_dict` returned; moments that it lacks are set to 0."""
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.trained):
             raise ValueError(
@@ -110,7 +114,7 @@ class FusedAdam:
 
 
 class FlatAdam(FusedAdam):
-    """`FusedAdam` over one block of memory.
+    """`FusedAdam` with all parameters in one block of memory.
 
     Parameters become views of one flat tensor, and their gradients views of another: a step is one
     operation for any number of parameters. The result equals the result of `torch.optim.Adam` over
@@ -118,12 +122,13 @@ class FlatAdam(FusedAdam):
 
     Args:
         parameters: parameters to train, all on one device; they must stay on it.
-        learning_rate: step size until `learning_rate` is set.
-        pairs: pairs of parameters of one shape, which get adjacent places.
+        learning_rate: initial value of the attribute `learning_rate`.
+        pairs: pairs of parameters of one shape, which become adjacent in memory.
 
     Attributes:
-        paired: each pair as one parameter [2, ...], which shares the memory of the values and of
-            the gradients: losses may use it together with the two parameters, or instead of them.
+        paired: each pair as one parameter [2, ...]. It shares the memory of the two parameters'
+            values and gradients, so that a loss may use it together with the two parameters or
+            instead of them.
     """
 
     def __init__(
@@ -143,7 +148,7 @@ class FlatAdam(FusedAdam):
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
         gradient = self.flat.grad = torch.zeros_like(self.flat)
         self.gradients: list[tuple[nn.Parameter, Tensor]] = []
-        """Gradients of each parameter, then of each pair: views of `gradient`."""
+        """(parameter, gradient) of each parameter, then of each pair: views of `gradient`."""
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
             # The data is moved but the object is kept, because modules refer to the object.
@@ -159,12 +164,12 @@ class FlatAdam(FusedAdam):
         self.average: Callable[[Tensor], None] | None = None
         """Function that replaces the gradient by its mean over processes; None with one process."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Function that makes the steps of `descend` if compiled; None for torch's `backward`."""
+        """Compiled function that makes the steps of `descend`; None to use torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that compilation has taken so far."""
 
     def zero_gradients(self) -> None:
-        """Set the gradients to 0, also where another optimizer has replaced them."""
+        """Set the gradients to 0, even if another optimizer has replaced the gradient tensors."""
         self.gradient.zero_()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
@@ -185,16 +190,16 @@ class FlatAdam(FusedAdam):
         max_norm: float | None = None,
         lengths: Mapping[str, Length] | None = _SAME_SHAPES,
     ) -> list[Tensor]:
-        """Make one step down a loss; return the other results of `losses`, detached.
+        """Make one step that lowers a loss; return the other results of `losses`, detached.
 
         Args:
-            losses: returns the scalar loss and other results, which depend only on the inputs,
-                parameters and buffers; always the same function.
+            losses: function that returns the scalar loss and other results, which depend only on
+                the inputs, parameters and buffers; the same function at every call.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
-            max_norm: as in `step`.
-            lengths: the inputs with different lengths in different minibatches, by name, each with
-                its `Length`; all other inputs always have the same shape. None if the shapes of
-                minibatches rarely recur, so that they are not worth a compiled program.
+            max_norm: norm to which a longer gradient is scaled down, as in `step`.
+            lengths: `Length` of each input whose length differs between minibatches, by name; all
+                other inputs always have the same shape. None if the shapes of minibatches rarely
+                recur, so that they are not worth a compiled program.
         """
         if self.compiled and lengths is not None:
             # torch would compile another program for a length of 0 or 1.
@@ -206,7 +211,7 @@ class FlatAdam(FusedAdam):
         return [result.detach() for result in results]
 
     def minimize(self, loss: Tensor, *, max_norm: float | None = None) -> None:
-        """Make one step down a scalar loss; `max_norm` as in `step`."""
+        """Make one step that lowers the scalar `loss`; for `max_norm` see `step`."""
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
@@ -233,7 +238,7 @@ class FlatAdam(FusedAdam):
         return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], step_scales
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Adam's moments, in the order of the parameters, and the step count."""
+        """Return Adam's moments, in the order of the parameters, and the number of steps."""
         return self._reordered(super().state_dict(), self._places, _places(self.parameters))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -244,7 +249,10 @@ class FlatAdam(FusedAdam):
     def _reordered(
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
     ) -> dict[str, Any]:
-        """Return Adam's state with each parameter's moments moved from `before` to `after`."""
+        """Return Adam's state, with the moments of each parameter moved from `before` to `after`.
+
+        Both list each parameter's place in a flat tensor.
+        """
         # Checkpoints have the order of the parameters, independent of their places in memory.
         if before == after or not state["state"]:
             return state
@@ -267,16 +275,16 @@ def adam_step(
     *,
     max_norm: float | None = None,
 ) -> None:
-    """Make Adam's step on vectors [n] in place, by operations that can be compiled with others.
+    """Make one step of Adam in place on vectors [n]; the operations can be compiled.
 
     Args:
-        gradient: the gradient, which `max_norm` may scale.
+        gradient: the gradient; it is scaled down if it is longer than `max_norm`.
         parameters: the parameters to move.
         mean: first moment, the moving mean of gradients.
         mean_square: second moment, the moving mean of squared gradients.
         scales: [2] bias corrections of step t (arXiv 1412.6980, algorithm 1): the learning rate
             over 1 - beta1^t, and 1 over the root of 1 - beta2^t.
-        max_norm: norm that a longer gradient is scaled down to, as in `clip_grad_norm_`.
+        max_norm: norm to which a longer gradient is scaled down, as in `clip_grad_norm_`.
     """
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:
@@ -305,7 +313,7 @@ def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
 
 
 def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
-    """Return inputs of the same form, with other tensors in the order of `flat_inputs`."""
+    """Return inputs of the same form with `tensors` in place of theirs, in `flat_inputs`' order."""
 
     def other(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -323,7 +331,7 @@ def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
 def _places(
     parameters: Sequence[nn.Parameter], pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = ()
 ) -> list[slice]:
-    """Return each parameter's place in a flat tensor, in order; the two of a pair are adjacent."""
+    """Return each parameter's place in a flat tensor, in their order; pairs get adjacent places."""
     second_of = dict(pairs)
     seconds = set(second_of.values())
     start, place_of = 0, {}

@@ -1,8 +1,9 @@
 """`torch_settings.compile`: a loss, its derivative and Adam's step as one compiled program.
 
-A quarter of a small network's gradient step is arithmetic; the rest is calls of torch and the
-graph for `backward` (docs/explanation/fast-networks.md). So a step is traced once, into operations
-without a graph, and torch's compiler makes one program of these operations: on the CPU, in C++.
+A quarter of a small network's gradient step is arithmetic; the rest is calls of torch and the graph
+for `backward` (docs/explanation/fast-networks.md). So a step is traced once, into operations
+without a graph, and torch's compiler turns these operations into one program; on the CPU the
+program is in C++.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def compiler() -> str | None:
 
 
 def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module]) -> None:
-    """Compile all later gradient steps of `networks`, or log why they are not compiled."""
+    """Compile all later gradient steps of `networks`, or log why this is not possible."""
     if optimizers[0].flat.device.type == "cpu" and compiler() is None:
         _log.warning(
             "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
@@ -67,13 +68,14 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
 
 
 class CompiledSteps:
-    """Makes an optimizer's steps down one loss, by a compiled program for each minibatch shape.
+    """Makes an optimizer's steps on one loss, by a compiled program for each minibatch shape.
 
-    If lengths differ between minibatches, one program takes all lengths. The same program on the
-    same machine gives the same bytes; `backward` gives other bytes: it adds in another order.
+    If lengths differ between minibatches, one program is for all lengths. The same program on the
+    same machine gives the same bits. Torch's `backward` gives other bits, because it adds numbers
+    in another order.
 
     Args:
-        optimizer: optimizer of the parameters, which has their gradient.
+        optimizer: optimizer of the parameters, which also has their gradients.
     """
 
     def __init__(self, optimizer: FlatAdam) -> None:
@@ -88,15 +90,17 @@ class CompiledSteps:
         *,
         max_norm: float | None = None,
     ) -> list[Tensor]:
-        """Move the parameters one step down the loss; return the loss's other results.
+        """Make one step that lowers the loss; return the other results of `losses`.
 
         Args:
-            losses: returns the scalar loss and other results, which depend only on the inputs,
-                parameters and buffers; always the same function. Another result that reads a
-                parameter gets the value before the step only if the loss reads it, too.
+            losses: function that returns the scalar loss and other results, which depend only on
+                the inputs, parameters and buffers; the same function at every call. A result that
+                reads a parameter gets the parameter's value before the step only if the loss reads
+                this parameter, too.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
-            lengths: inputs with a length, at least 2, that differs between calls.
-            max_norm: norm that longer gradients are scaled down to.
+            lengths: `Length` of each input whose length, at least 2, differs between calls, by
+                name.
+            max_norm: norm to which a longer gradient is scaled down.
         """
         optimizer = self._optimizer
         # With several processes the gradient must be averaged before the parameters move.
@@ -126,10 +130,10 @@ class CompiledSteps:
         moved: Sequence[Tensor],
         max_norm: float | None,
     ) -> Callable[..., list[Tensor]]:
-        """Return the program for inputs of these shapes.
+        """Return the compiled program for the shapes of `inputs`.
 
-        Its arguments are the tensors of the inputs, and the tensors that it changes: the gradient,
-        and if it also moves the parameters, the arguments of `adam_step`.
+        The program's arguments are the tensors of the inputs and the tensors that it changes: the
+        gradient and, if the program also changes the parameters, the arguments of `adam_step`.
         """
         began = time.perf_counter()
         example, optimizer = self._example(inputs, lengths), self._optimizer
@@ -190,9 +194,10 @@ class CompiledSteps:
         return program
 
     def _example(self, inputs: Inputs, lengths: Mapping[str, Length]) -> list[Tensor]:
-        """Return inputs of usual lengths to compile with.
+        """Return example inputs of usual lengths, with which a program is compiled.
 
-        The first minibatch's lengths would do, but the program must not depend on them.
+        The first minibatch is not used as the example, because the program must not depend on its
+        lengths.
         """
         fixed = [
             values.shape[1:] if name in lengths else values.shape
@@ -221,7 +226,8 @@ class CompiledSteps:
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
     """Return the gradients at their places in a vector [n], with 0 between places.
 
-    A pair's place contains the places of its two parameters; if both are used, gradients add up.
+    The place of a pair contains the places of its two parameters. If a loss uses the pair and the
+    parameters, their gradients are added.
     """
     starts = [place.storage_offset() for place in places]
     stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]

@@ -1,9 +1,9 @@
 """A policy's decisions for few agents, in NumPy.
 
-A small network spends a tenth of its time on arithmetic and the rest on calls, and a call of NumPy
-takes a third of the time of torch's call (docs/explanation/fast-networks.md). Results equal the
-results of `ActionHeads.choose`, except for rounding. With images, entities or goals that make
-weights, torch computes the hidden vectors: NumPy's encoders would not be faster.
+A small network spends a tenth of its time on arithmetic and the rest on function calls, and a call
+of NumPy takes a third of the time of a call of torch (docs/explanation/fast-networks.md). Results
+equal the results of `ActionHeads.choose`, except for rounding. With images, entities or a
+HyperLayer, torch computes the hidden vectors: NumPy's encoders would not be faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FEW_ROWS = 3
 
 
 class NumpyActor:
-    """Computes normalisers, actor and heads, with the current weights at each call.
+    """Computes normalisers, actor and action heads in NumPy; each call uses the present weights.
 
     Args:
         normalizers: normalisers of the observations.
@@ -47,9 +47,9 @@ class NumpyActor:
             (int(i), cast("RunningNormalizer", normalizer)) for i, normalizer in by_observation
         ]
         self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
-        """For each observation, its normaliser's `statistics`, and their two arrays."""
+        """For each observation: its normaliser's `statistics`, and the arrays made from these."""
         self._noise: list[FloatArray] = []
-        """Random numbers of the last call."""
+        """Random numbers of the last call, which `_draw` overwrites."""
         self._heads = heads = actor.heads
         self._body = body = actor.body
         self._is_dense = not body.encoders and body.attention is None and body.hyper is None
@@ -80,7 +80,7 @@ class NumpyActor:
 
     @staticmethod
     def fits(actor: Actor) -> bool:
-        """Return whether the actor has no memory, and heads that this class computes."""
+        """Return whether the actor has no memory, and action heads that this class can compute."""
         # The heads of a plug-in may have other distributions than this class computes.
         return actor.memory is None and type(actor.heads) in (ActionHeads, SquashedHeads)
 
@@ -95,7 +95,7 @@ class NumpyActor:
 
         Args:
             obs: [N, *shape] of each observation.
-            allowed: bool [N, sum of branch sizes]; None allows everything.
+            allowed: bool [N, sum of branch sizes]; None if every choice is allowed.
             generator: random stream of the actions; None chooses the most likely actions.
             held: [N, A] standard normal numbers for continuous actions; None draws new numbers.
         """
@@ -121,7 +121,7 @@ class NumpyActor:
             return self._chosen(x, allowed, noise)
 
     def _look_up(self) -> None:
-        """Make new views of the weights if an optimizer or a device has moved them."""
+        """Make new views of the weights if an optimizer or a change of device has moved them."""
         # The addresses of the weights change when an optimizer makes the weights flat.
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
@@ -135,7 +135,7 @@ class NumpyActor:
             self._log_sigma = next(arrays)
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
-        """Return the random numbers of `ActionHeads.noise`; the next call overwrites them."""
+        """Return the random numbers of `ActionHeads.noise`; the next call overwrites the arrays."""
         # Torch's generator fills the arrays, because torch's policy must draw the same numbers.
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
@@ -190,7 +190,10 @@ class NumpyActor:
         )
 
     def _continuous(self, hidden: FloatArray, noise: FloatArray | None) -> tuple[AnyArray, ...]:
-        """Return actions as drawn and in range, log probabilities [N, A], entropy [1] or [N]."""
+        """Return actions as drawn and in range, their log probabilities, and the entropy.
+
+        Actions and log probabilities are [N, A]; the entropy is [1] or [N].
+        """
         mu = _dense(self._gaussian[0], hidden)
         noise = np.zeros_like(mu) if noise is None else noise
         if self._is_squashed:
@@ -254,7 +257,7 @@ _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
 
 
 def _trunk_of(layers: DenseLayers) -> list[nn.Module]:
-    """Return the dense layers, each followed by its normalisation if there is one."""
+    """Return the dense layers, each followed by its layer normalisation if it has one."""
     groups = zip(layers.linears, layers.norms, strict=True) if layers.norms else [layers.linears]
     return [module for group in groups for module in group]
 

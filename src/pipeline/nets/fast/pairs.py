@@ -1,4 +1,4 @@
-"""Two networks with layers of equal shapes, computed together by one batched product per layer."""
+"""Two networks with layers of equal shapes, computed together by one batched product a layer."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Paired(Protocol):
 
     @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Pairs of parameters, both of one shape; empty if the networks cannot be joined."""
+        """Pairs of parameters of one shape; empty if the networks cannot be computed together."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with the parameters `paired` [2, ...], each of which is one of the `pairs`."""
+        """Compute with the parameters `paired` [2, ...], each in place of the two of a pair."""
 
 
 def paired_adam(
     parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
 ) -> FlatAdam:
-    """Return Adam over all parameters, after joining the `pairs` of each of `networks`."""
+    """Return Adam over all parameters; the `pairs` of each of `networks` share their memory."""
     pairs = [pair for network in networks for pair in network.pairs]
     optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
     joined = iter(optimizer.paired)
@@ -40,7 +40,7 @@ def paired_adam(
 
 
 class ActorAndCritic:
-    """An actor and a critic over the same rows; one product per layer if both are purely dense.
+    """An actor and a critic that read the same rows; one product per layer if both are dense.
 
     Attributes:
         pairs: pairs of parameters of one shape, which `FlatAdam` makes adjacent in memory.
@@ -52,7 +52,7 @@ class ActorAndCritic:
         self._dense: DensePair | None = None
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with each of `pairs` as one parameter [2, ...]."""
+        """Compute with `paired`, which has each of `pairs` as one parameter [2, ...]."""
         self._dense = DensePair(paired, self.actor.body.dense.activation) if paired else None
 
     def __call__(
@@ -79,7 +79,7 @@ class ActorAndCritic:
 def dense_pairs(
     first: ObservationEncoder, second: ObservationEncoder | None
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Return two encoders' parameters in pairs, for a `DensePair`; empty unless both are dense.
+    """Return pairs of two encoders' parameters, for a `DensePair`; empty unless both are dense.
 
     Args:
         first: an encoder.
@@ -92,10 +92,10 @@ def dense_pairs(
 
 
 class DensePair:
-    """Two `DenseLayers` of one shape over the same rows, by one batched product per layer.
+    """Two `DenseLayers` of one shape that read the same rows; one batched product per layer.
 
     Args:
-        parameters: [2, ...] weights and biases of both, layer after layer.
+        parameters: [2, ...] weights and biases of both networks, layer after layer.
         activation: name of the activation function.
     """
 
@@ -104,7 +104,7 @@ class DensePair:
         self._weights = list(zip(parameters[::2], parameters[1::2], strict=True))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map [B, n_in] to [2, B, hidden_units]."""
+        """Map x [B, n_in] to the outputs [2, B, hidden_units] of both networks."""
         # `expand` makes a view, because both networks read the same rows.
         x = x.expand(2, *x.shape)
         for weight, bias in self._weights:

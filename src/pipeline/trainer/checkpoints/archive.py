@@ -1,7 +1,8 @@
-"""Checks of a checkpoint's bytes and values, made before torch unpickles them.
+"""Checks of a checkpoint file: its bytes before torch unpickles them, and then its values.
 
 A checkpoint is a zip archive of uncompressed entries: one pickle of plain values, and the numbers
-of tensors. Even with `weights_only=True` torch also unpickles other objects, some of any size.
+of tensors. Even with `weights_only=True` torch also unpickles objects of other types, and some of
+them may be of any size.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SPARE_BYTES = 1 << 20
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
-"""Key in a map of shapes that stands for every key."""
+"""Key in a map of expected shapes; its shape is that of every key that the map does not list."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
 # Shape of each entry: a type, a list with the shape of its items, a tuple with the shape of each
 # item, or a map with the shapes of its entries.
@@ -107,7 +108,7 @@ _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
 
 
 def refusal_of_bytes(content: bytes) -> str | None:
-    """Return why these bytes are not a checkpoint, or None; nothing is unpickled."""
+    """Return the reason why `content` is not a checkpoint, or None; nothing is unpickled."""
     damaged = "this is not a checkpoint, or it is damaged; use an older one"
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -150,10 +151,10 @@ def _unknown_step(pickle: bytes) -> str | None:
 
 
 def refusal_of_values(state: Any, n_bytes: int) -> str | None:
-    """Return why values cannot come from a checkpoint of `n_bytes` bytes, or None.
+    """Return the reason why `state` cannot be from a checkpoint of `n_bytes` bytes, or None.
 
-    The numbers of tensors are not read. The limits bound the time and memory of later walks over
-    the values.
+    The numbers in tensors are not read. The limits bound the time and memory of functions that
+    visit all values later.
     """
     waiting: list[tuple[Any, str, int]] = [(state, "it", 0)]
     n_items, n_tensor_bytes = 0, 0
@@ -185,7 +186,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 
 
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
-    """Return the message for the first entry that does not have its expected shape, or None."""
+    """Return an error message for the first entry of another type than a checkpoint's, or None."""
     given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
     place = _misplaced_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
@@ -194,7 +195,10 @@ def refusal_of_entries(state: dict[Any, Any]) -> str | None:
 
 
 def _misplaced_entry(value: Any, shape: Any, place: str) -> str | None:
-    """Return the key path of the first entry of `value` that has another shape, or None."""
+    """Return the key path of the first entry of `value` that does not have the type in `shape`.
+
+    The result is None if every entry has its type.
+    """
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(shape, dict) and isinstance(value, dict):
         shapes = {key: shape.get(key, shape.get(_ANY)) for key in value}

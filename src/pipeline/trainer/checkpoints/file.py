@@ -38,7 +38,7 @@ WITHOUT_DIGEST = 1
 _MAX_LISTED_NAMES = 5
 """Largest number of names in a message."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors that Python, NumPy and torch raise when a state does not fit the object that loads it."""
+"""Errors that Python, NumPy and torch raise when an object cannot load a state of another form."""
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
-    """Return `value` with one object for all equal strings, and a new container in each place.
+    """Return a copy of `value` with one object for all equal strings and no shared containers.
 
     Pickle writes the second use of an object as a reference. A new run and a resumed run share
     different objects, but both must write the same bytes.
@@ -88,7 +88,7 @@ def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of a nested value with tensors or arrays, as hexadecimal digits."""
+    """Return the SHA-256 of a nested value that has tensors or arrays, as hexadecimal digits."""
     sha = hashlib.sha256()
 
     def add(item: Any) -> None:
@@ -112,7 +112,7 @@ def digest(value: Any) -> str:
 
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the key path of each tensor with a non-finite value in the learner and experience."""
+    """Yield the key path of each tensor in the learner or its experience that is not finite."""
 
     def places(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, dict | list | tuple):
@@ -170,10 +170,10 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def _plain_values(path: Path, device: str) -> Any:
-    """Return the values and tensors in a file.
+    """Return the plain values and tensors in a checkpoint file.
 
     Raises:
-        CheckpointError: The file is missing or unreadable, or has other objects in it.
+        CheckpointError: The file is missing or unreadable, or has objects of other types in it.
     """
     try:
         content = path.read_bytes()
@@ -230,7 +230,7 @@ def reason_of(error: Exception) -> str:
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
-    """Return the name, settings and specification of a behavior, as plain values."""
+    """Return a behavior's name, settings and observation and action spec, as plain values."""
     # Only this behavior is kept, with all values filled in, so that it needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
@@ -243,7 +243,7 @@ def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[st
 
 
 def warn_of_other_files(path: Path, state: Mapping[str, Any], settings: TrainerSettings) -> None:
-    """Log which files of the user, with parts of the behavior, are not the ones of the training."""
+    """Warn if files of the user that define parts of the behavior have changed since training."""
     saved, now = state.get("files", {}), settings.plugins()
     if others := [name for name, digest in saved.items() if now.get(name) != digest]:
         text = "%s: it was trained with another %s; it may act differently with the present one."
@@ -258,12 +258,12 @@ def n_learners_of(state: Mapping[str, Any]) -> int:
 def states_by_rank(
     states: Mapping[str, Mapping[str, Any]], size: int
 ) -> list[dict[str, dict[str, Any]]]:
-    """Return for each of `size` processes the states from which it continues, by behavior.
+    """Return each process's saved state of every behavior, for the ranks 0 to `size` - 1.
 
     Args:
-        states: contents of the run's resume files. If another number of processes wrote them, no
-            process gets experience and environments from them.
-        size: number of processes now.
+        states: contents of the run's resume files, by behavior. If another number of processes
+            wrote the files, no process gets experience or environments from them.
+        size: number of processes that continue the run.
     """
     # Another number of processes cannot use the experience, so only shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
@@ -276,7 +276,7 @@ def states_by_rank(
 
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the state from which process `rank` continues, with the networks of rank 0."""
+    """Return the state from which process `rank` continues; its networks are those of rank 0."""
     first = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
         return first
@@ -321,7 +321,7 @@ def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
 
 
 def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) -> Path | None:
-    """Return the checkpoint with a behavior's initial weights; None for random weights.
+    """Return the checkpoint with a behavior's initial weights, or None if they are drawn at random.
 
     Raises:
         SettingsError: `initialize_from` names a run for all behaviors, and that run has no weights
@@ -344,7 +344,7 @@ def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) ->
 def warn_of_unused(
     paths: Mapping[str, Path], behaviors: Mapping[str, object], settings: RunSettings
 ) -> None:
-    """Warn of initial weights and of settings for behaviors that the environment does not have."""
+    """Warn of initial weights, and of settings, of behaviors that the environment does not have."""
     shown_names = ", ".join(behaviors)
     unused = sorted(paths.keys() - behaviors.keys())
     if unused:

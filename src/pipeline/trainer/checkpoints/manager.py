@@ -1,8 +1,8 @@
 """The files of a run: checkpoints, the best policy, ONNX files, and the list of checkpoints.
 
 `<run>/<Behavior>/` has the resume file `checkpoint.pt`, from which the run continues; with
-`save_replay_buffer: true` the files of the replay, which `checkpoint.pt` names; the newest
-`keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far,
+`save_replay_buffer: true` the files of the replay buffer, which are listed in `checkpoint.pt`; the
+newest `keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far,
 `best.pt`. With an exporter each policy has an ONNX file next to it, the newest policy is also
 `<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists the numbered checkpoints.
 """
@@ -47,9 +47,9 @@ EPISODES_FOR_BEST = 20
 class CheckpointManager:
     """Writes the checkpoints of a run.
 
-    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint; without an
-    exporter there is no list of checkpoints either. `on_checkpoint` is called with the behavior,
-    file and step of each numbered checkpoint.
+    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint. Without an
+    exporter the list of checkpoints is not written either. `on_checkpoint` is called with the
+    behavior's name, the file and the step of each numbered checkpoint.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class CheckpointManager:
         self.is_last = False
         """Whether the next snapshot is the last of the run, with the whole replay in one file."""
         self.save_s = 0.0
-        """Seconds that the last snapshot and its writing took."""
+        """Seconds that the last `snapshot` and the writing of its files took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return the contents of the resume files by behavior, all of one moment if possible.
+        """Return the contents of the resume files by behavior, all of the same step if possible.
 
         Raises:
             CheckpointError: A resume file cannot be read.
@@ -109,9 +109,9 @@ class CheckpointManager:
         return newest
 
     def consider(self, learner: Learner) -> None:
-        """Keep the policy as the best if the mean reward of recent episodes is the highest so far.
+        """Save the policy as the best one if the mean reward of recent episodes is a new maximum.
 
-        In self-play rewards depend on the opponent, so the rating is compared instead.
+        In self-play rewards depend on the opponent, so the ELO rating is compared instead.
         """
         recent = learner.statistics.recent
         if len(recent) < EPISODES_FOR_BEST:
@@ -170,8 +170,8 @@ class CheckpointManager:
     def has_numbered(self, learner: Learner) -> bool:
         """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        A run that stops at this step does not write the checkpoint again: another behavior may have
-        continued to train.
+        A run that stops at this step does not write the checkpoint a second time. The step may be
+        an old one, because another behavior may have continued to train.
         """
         return self._numbered.get(learner.name) == learner.step
 
@@ -205,7 +205,8 @@ class CheckpointManager:
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
         """Write the resume files from the states that `snapshot` returned.
 
-        `workers` is the environments' state at that moment; None if environments give no state.
+        `workers` is the state of the environments at the time of `snapshot`, or None if the
+        environments do not give their states.
         """
         began = time.monotonic()
         environments = to_saved(workers)
@@ -214,7 +215,7 @@ class CheckpointManager:
         self.save_s += self.saved_at - began
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Write a numbered checkpoint; delete the oldest if there are over `keep_checkpoints`."""
+        """Write a numbered checkpoint, and delete the oldest ones beyond `keep_checkpoints`."""
         folder = files.named(self.run_dir, learner.name)
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
@@ -272,9 +273,9 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files so that a kill leaves a set of files of one moment.
+        """Write all behaviors' resume files; the previous files are kept until all are written.
 
-        The files of the previous moment are kept until all new files are written.
+        After a kill during this call, at least one complete set of files of the same step is left.
         """
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
@@ -294,7 +295,7 @@ class CheckpointManager:
         return files.named(self.run_dir, behavior) / name
 
     def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a learner's checkpoint, without experience and without the environments' state."""
+        """Return a learner's checkpoint without the entries `experience` and `environments`."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
@@ -309,7 +310,7 @@ class CheckpointManager:
 
 
 class NullCheckpointManager(CheckpointManager):
-    """Writes and exports nothing; for processes of rank 1 and above, because rank 0 writes."""
+    """Writes and exports nothing: used in processes of rank 1 and above, because rank 0 writes."""
 
     def snapshot(
         self,
@@ -318,18 +319,18 @@ class NullCheckpointManager(CheckpointManager):
         *,
         with_open: bool,
     ) -> dict[str, dict[str, Any]]:
-        """Return this process's part of each behavior's state, for the first process to write."""
+        """Return this process's part of each behavior's state, which the first process writes."""
         return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Do nothing: the first process keeps the record of the files."""
+        """Do nothing: only the first process records which files the run has."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return an empty map: the first process reads the files."""
+        """Return an empty map: only the first process reads the resume files."""
         return {}
 
     def consider(self, learner: Learner) -> None:
-        """Do nothing: the first process keeps the best policy."""
+        """Do nothing: only the first process saves the best policy."""
 
     def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write nothing."""
@@ -342,7 +343,10 @@ class NullCheckpointManager(CheckpointManager):
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the path for a checkpoint at `step`, and the oldest files beyond the limit `keep`."""
+    """Return the path of the checkpoint at `step`, and the old checkpoints to delete.
+
+    At most `keep` checkpoints stay, the new one included; the oldest are deleted. With 0 all stay.
+    """
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may write the file of the same step again, which must not count twice.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]
@@ -382,7 +386,7 @@ def _previous(path: Path) -> Path:
 
 
 def _keep_previous(path: Path) -> None:
-    """Keep a file's present content as `previous-<name>`."""
+    """Keep the present file `path` under the name `previous-<name>`."""
     previous = _previous(path)
     previous.unlink(missing_ok=True)
     try:

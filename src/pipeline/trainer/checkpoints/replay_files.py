@@ -1,10 +1,10 @@
-"""Files of a replay, named by the checkpoint in the same folder.
+"""Files of a replay buffer; the checkpoint in the same folder lists their names.
 
-A run that has ended or was stopped has one file, `replay-<step>.npz`. A resume point writes only
-the rows since the previous resume point, `replay-<step>-<number>.npz`, because a replay may be
-large and most of its rows do not change. A resumed run reads all files; a file is deleted when all
-of its rows have been overwritten. A run that is killed before its checkpoint is written continues
-from the previous checkpoint, with the files that the previous checkpoint names.
+A run that has ended or was stopped has one file, `replay-<step>.npz`. At a resume point only the
+rows since the previous resume point are written, to `replay-<step>-<number>.npz`, because a replay
+may be large and most of its rows do not change. A resumed run reads all files; a file is deleted
+when all of its rows have been overwritten. A run that is killed before its checkpoint is written
+continues from the previous checkpoint, with the files that the previous checkpoint names.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Delete replay files that the checkpoint does not name; if it names none, delete none."""
+    """Delete the replay files that `checkpoint` does not name; delete none if it names none."""
     names = {name for name, _ in _named(checkpoint)}
     for path in folder.glob("replay-*.npz") if names else ():
         if path.name not in names:
@@ -93,7 +93,7 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
 
 
 def _load(replay: Replay, path: Path, expected: str | None) -> str:
-    """Add the rows of a file to the replay; return why that failed, or an empty string."""
+    """Add the rows of a file to the replay; return why that failed, or "" if it did not fail."""
     try:
         # The file is opened here, because np.load does not close a file that it cannot read.
         # Pickles are refused, because a pickle in a foreign file could run any code.

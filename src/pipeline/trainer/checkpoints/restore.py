@@ -1,4 +1,4 @@
-"""Loading a checkpoint: to continue a learner, to initialize a new learner, or as a policy."""
+"""Loading a checkpoint to continue a learner, to initialize a new learner, or to use its policy."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _refuse_other_policy(
 
 
 def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Describe the settings of the networks that have other values in `now` than in `before`."""
+    """Return text on settings of the networks that have other values in `now` than `before`."""
     parts = []
     for key in [*now, *(key for key in before if key not in now)]:
         old, new = before.get(key), now.get(key)
@@ -165,12 +165,12 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
 def _compare_sensors(
     path: Path, learner: Learner, state: Mapping[str, Any], *, refuse: bool
 ) -> None:
-    """Compare a checkpoint's sensors and actions with the environment's; log differences.
+    """Compare a checkpoint's sensors and actions with the environment's, and log the differences.
 
     Weights of the right size would load even if the observations have another meaning.
 
     Raises:
-        CheckpointError: They differ and `refuse` is set.
+        CheckpointError: There are differences, and `refuse` is set.
     """
     try:
         spec = spec_from_mapping(state["spec"])
@@ -207,9 +207,9 @@ def _compare_sensors(
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Restore the environments if all states are of one moment; return whether they were restored.
+    """Restore the environments if all behaviors' states were saved at the same step.
 
-    Environments that were not restored must be reset.
+    Returns whether the environments were restored; if not, they must be reset.
     """
     behaviors = list(states.values())
     # States that were saved at different times would form a state that the run never had.
@@ -263,7 +263,7 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that all behaviors share, from the resume file with the most steps.
+    """Return the state that all behaviors share, from the resume file with the largest step.
 
     Without resume files the result is an empty map.
     """
@@ -370,8 +370,9 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
     """Return the checkpoint of each behavior in a file, in a run's folder, or in a run by its id.
 
-    An id names a folder beside the folder `beside`, or in the settings' `results_dir`. Weights of
-    one behavior are for the only behavior that the settings list, whatever its name.
+    An id is the name of a run's folder that is next to the folder `beside`, or in the settings'
+    `results_dir`. A checkpoint of a single behavior is returned for the single behavior that the
+    settings list, even if the names differ.
 
     Raises:
         SettingsError: There is no such file, folder or run, or it has no checkpoint.
@@ -396,7 +397,7 @@ def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -
 
 
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
-    """Return, by behavior, the checkpoints in `run` that behaviors without an entry may use."""
+    """Return the checkpoints in `run` for behaviors that the settings do not list, by name."""
     default = settings.default_settings
     init_path = None if default is None else default.init_path
     if run is None:
@@ -415,7 +416,7 @@ def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> di
 
 @contextmanager
 def usable(run_dir: Path) -> Iterator[None]:
-    """Turn errors of a damaged saved state in `run_dir` into a `CheckpointError`."""
+    """Raise a `CheckpointError` in place of an error that a damaged state in `run_dir` causes."""
     try:
         yield
     except MISFITS as error:

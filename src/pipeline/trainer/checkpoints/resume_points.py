@@ -1,4 +1,4 @@
-"""Resume points: the whole state of a run at one moment between two steps.
+"""Resume points: the whole state of a run between two of its steps.
 
 Environments in other processes send their states with their next message, after the next step. So
 the trainer copies its own state at once, and writes the copy when the environments' states arrive.
@@ -37,12 +37,13 @@ _NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 
 
 class ResumePoints:
-    """Keeps a run's resume point up to date.
+    """Takes the resume points of a run, and writes them to its resume files.
 
     Attributes:
         is_exact: whether a run that resumes from a resume point equals an uninterrupted run.
         is_kept: whether the files of the run contain an exact resume point.
-        gives_states: whether the environments give their states; known after their first reset.
+        gives_states: whether the environments can report their states; known after their first
+            reset.
         is_due: whether to take a resume point between the next two steps.
         is_pending: whether environments have yet to send states for `complete`.
         interrupted: steps at which the run was interrupted and not resumed exactly.
@@ -73,7 +74,7 @@ class ResumePoints:
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
     def moved(self, run: Mapping[str, Any]) -> None:
-        """Record that the run continues on another type of device, and therefore not exactly."""
+        """Record that the run continues on another type of device, and so not exactly."""
         self._resumed_at = max(run.get("steps", {}).values(), default=None)
 
     def interrupt(self, learners: Iterable[Learner]) -> None:
@@ -81,11 +82,11 @@ class ResumePoints:
         self.interrupted.append(max((learner.step for learner in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps of interruptions for the resume files; an empty map without any."""
+        """Return the resume files' entry with the steps of interruptions; {} if there were none."""
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:
-        """After the first reset, check and log whether this run can be resumed exactly."""
+        """After the first reset, check and log whether this run could be resumed exactly."""
         if all(learner.finished for learner in learners):  # a finished run takes no more steps
             return
         refusal = self._workers.state_refusal
@@ -114,7 +115,7 @@ class ResumePoints:
             )
 
     def is_interval_over(self) -> bool:
-        """Return whether the interval since the last save is over; slow saves lengthen it."""
+        """Return whether the interval since the last save is over; slow saves make it longer."""
         # Saving takes a small share of the time: with the default interval the next save comes
         # after 10 s, and 20 s more for each second that the last save took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
@@ -158,7 +159,7 @@ class ResumePoints:
     def _snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """Return the state to save, by behavior."""
+        """Return the state of each behavior to save, with the open trajectories."""
         return self._checkpoints.snapshot(learners, run, with_open=True)
 
     def _completed(
@@ -170,7 +171,7 @@ class ResumePoints:
             self.is_kept = True
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Take the last resume point; afterwards the run writes numbered checkpoints and ends."""
+        """Take the resume point of a run that stops, before numbered checkpoints are written."""
         # The whole replay is saved in one file, so that the files of a stopped run do not depend on
         # how many resume points it had.
         self._checkpoints.is_last = True
@@ -203,7 +204,7 @@ class JointResumePoints(ResumePoints):
         self._is_wanted = True
 
     def local_state(self) -> dict[str, Any]:
-        """Return this process's part in resume points, as plain values, for the other processes."""
+        """Return this process's progress with a resume point, for the other processes."""
         return {
             "wanted": self._is_wanted,
             "gives states": self.gives_states,
@@ -212,7 +213,10 @@ class JointResumePoints(ResumePoints):
         }
 
     def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Write the resume point if all parts are ready; begin a new one if rank 0 requests it."""
+        """Write the resume point when all parts are ready; begin one if rank 0 requests it.
+
+        `notes` are the values of `local_state` in all processes, by rank.
+        """
         self.is_exact = all(note["gives states"] for note in notes)
         self.interrupted = sorted({step for note in notes for step in note["interrupted"]})
         progress = {note["progress"] for note in notes}
@@ -227,13 +231,16 @@ class JointResumePoints(ResumePoints):
             self._is_wanted = False
 
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Take this process's part of a resume point."""
+        """Take this process's part of a resume point; the environments' states come later."""
         if self.is_exact:
             self._progress = _WAITS
         super().begin(learners, run)
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep the last resume point: processes may stop between different synchronisations."""
+        """Keep the newest resume point, and take none: processes may stop at different steps.
+
+        If there is no exact resume point, the networks are saved without the environments.
+        """
         if not self.is_kept:
             # Without an exact resume point, the networks are saved without the environments.
             self._checkpoints.refresh(learners, run)
@@ -257,7 +264,7 @@ class JointResumePoints(ResumePoints):
             self._local_part, self._progress = (states, workers), _READY
 
     def _hand_over(self, group: DistributedGroup) -> None:
-        """Gather all parts in the first process, which writes them."""
+        """Gather the parts of all processes in the first process, which writes the resume point."""
         parts = [part for part in group.gather_object(self._local_part) if part is not None]
         if parts:  # only the first process gets the parts
             (states, workers), *other_parts = parts

@@ -46,10 +46,10 @@ class Others(Protocol):
     """The processes that this process has started."""
 
     def forward_stop(self, signal_number: int) -> None:
-        """Ask the processes to stop; further calls have no effect."""
+        """Ask the processes to stop; a second call has no effect."""
 
     def ended(self) -> dict[int, str]:
-        """Return for each ended process, by rank, how it ended."""
+        """Return a description of how each ended process ended, by rank."""
 
 
 class DistributedGroup(ProcessGroup):
@@ -113,7 +113,7 @@ class DistributedGroup(ProcessGroup):
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch, with this process's gradients weighted by its share of rows."""
+        """Yield once per minibatch; gradients are weighted by this process's share of its rows."""
         rows = self._numbers(sizes)
         # A weight is this process's number of rows divided by the mean over all processes.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
@@ -122,11 +122,11 @@ class DistributedGroup(ProcessGroup):
         self._weight = 1.0
 
     def least(self, n: int) -> int:
-        """Return the smallest `n` of all processes."""
+        """Return the smallest of the numbers `n` that the processes pass."""
         return self._reduced(n, dist.ReduceOp.MIN)
 
     def most(self, n: int) -> int:
-        """Return the largest `n` of all processes."""
+        """Return the largest of the numbers `n` that the processes pass."""
         return self._reduced(n, dist.ReduceOp.MAX)
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
@@ -147,7 +147,7 @@ class DistributedGroup(ProcessGroup):
             self.average_gradients_(means)
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace `values` by their mean over all processes, with the weight set by `weighted`."""
+        """Replace `values` by their mean over all processes, with the weights set by `weighted`."""
         if self._weight != 1.0:
             values *= self._weight
         try:
@@ -171,7 +171,7 @@ class DistributedGroup(ProcessGroup):
         return result
 
     def gather_object(self, value: T) -> list[T]:
-        """Return the `value` of each process by rank in the first process; elsewhere []."""
+        """Return the `value` of each process by rank in the first process; [] in all others."""
         result: list[T] | None = [value] * self.size if self.rank == 0 else None
         self._interruptible(lambda: dist.gather_object(value, result, dst=0))
         return result or []
@@ -211,7 +211,10 @@ class DistributedGroup(ProcessGroup):
     def _interruptible(
         self, work: Callable[[], object], look: Callable[[], None] | None = None
     ) -> None:
-        """Run `work`, which waits for other processes, in a thread; handle signals meanwhile."""
+        """Run `work`, which waits for other processes, in a thread; meanwhile handle signals.
+
+        `look` is called repeatedly during the wait.
+        """
         failed: list[Exception] = []
         done = threading.Event()
 
@@ -273,7 +276,7 @@ def report_failure(store: Store, rank: int, message: str) -> None:
 
 
 def _own_keys(store: Store) -> PrefixStore:
-    """Return a view of the store with a key prefix that torch does not use."""
+    """Return the part of the store for this program's keys, which have a prefix of their own."""
     return PrefixStore("pipeline", store)
 
 
@@ -300,8 +303,9 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
 class SharedNormalizers:
     """Keeps the running normalizers of a behavior's networks the same in all processes.
 
-    Between two synchronisations each process adds its observations to its copy of the common state.
-    A synchronisation adds the observations of all processes to the previous common state.
+    The common state is the state after the last synchronisation. Until the next one each process
+    adds its own observations to its copy. The next synchronisation adds the observations of all
+    processes to the common state.
 
     Args:
         networks: networks that may have normalizers, in the same order in all processes.
@@ -318,7 +322,7 @@ class SharedNormalizers:
         self._before = [_state(normalizer) for normalizer in self._normalizers]
 
     def agreed(self) -> list[Tensor]:
-        """Return the common state of the last merge."""
+        """Return the normalizers' common state after the last merge."""
         return [part for state in self._before for part in state]
 
     @torch.no_grad()
@@ -346,7 +350,7 @@ class SharedNormalizers:
 
 
 def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
-    """Return copies of count, mean and squared deviations [size] on the CPU."""
+    """Return copies of a normalizer's count, mean and squared deviations, on the CPU."""
     count, mean, squared = (
         part.detach().cpu() for part in (normalizer.count, normalizer.mean, normalizer.squared)
     )
@@ -357,7 +361,10 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sample that was added to `before` to give `state`: the inverse of `merged`."""
+    """Return the sample that was added to the sample `before` and gave `state`.
+
+    This is the inverse of `merged`. A sample is given by count, mean and sum of squared deviations.
+    """
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before

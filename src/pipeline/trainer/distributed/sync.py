@@ -7,9 +7,9 @@ the statistics that normalise advantages and observations are means over the row
 A process steps its environments alone until all processes together may have enough rows for an
 update, or enough steps for the next summary or the end of training, or until it is asked to stop.
 Then it waits for the others to synchronise (the statistic `Time/meeting`). A synchronisation adds
-up the counts of all processes since the last one, in the order of ranks, so that all have the same
-steps, episodes and lesson measures, and make the same decisions: to update, to write a summary, to
-begin a lesson, or to end.
+up the counts of all processes since the last one, in the order of ranks, so that all processes have
+the same steps, episodes and lesson measures, and all make the same decisions: to update, to write a
+summary, to begin a lesson, or to end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) ->
 
 
 def settings_per_learner(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
-    """Return the settings of one of `n_learners`, with its share of the replay and the batch.
+    """Return the settings for one of `n_learners` processes: its share of the replay and the batch.
 
     Algorithms without a replay split their minibatches with `ProcessGroup.minibatch_sizes`.
     """
@@ -116,7 +116,7 @@ class LearnerSync:
         self._normalizers = SharedNormalizers(networks)
 
     def is_due(self, next_summary: int) -> bool:
-        """Return whether this learner waits for a synchronisation."""
+        """Return whether this learner needs a synchronisation now."""
         learner = self._learner
         if learner.finished:
             return False
@@ -134,7 +134,10 @@ class LearnerSync:
         return (n_held - self.held) * self._group.size >= late
 
     def should_update(self) -> bool:
-        """Return whether all processes have enough rows; True once per synchronisation."""
+        """Return whether all processes together have enough rows for an update.
+
+        After each synchronisation only the first call may return True.
+        """
         can_update, self._can_update = self._can_update, False
         if can_update:
             self.held = 0
@@ -142,7 +145,7 @@ class LearnerSync:
         return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
-        """Return the counts and the weights' digest for the other processes, as plain values."""
+        """Return this process's counts and the digest of its weights, for the other processes."""
         learner = self._learner
         return {
             "step": learner.step,
@@ -154,7 +157,9 @@ class LearnerSync:
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Add the counts of all processes, given in the order of ranks, to this learner.
+        """Add the counts of all processes to this learner.
+
+        `notes` are the values of `local_state` in all processes, by rank.
 
         Raises:
             TrainingError: The weights of two processes differ.
@@ -183,7 +188,11 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights at the last update at which processes compare them."""
+        """Return the digest of the weights, to compare with the digests of other processes.
+
+        With a replay only some of the updates are compared; the digest is of the last of these
+        updates.
+        """
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -195,7 +204,9 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the digests of the weights in the processes' notes, given in the order of ranks.
+    """Compare weights, numbers of updates and steps of all processes.
+
+    `notes` are the values of `LearnerSync.local_state` in all processes, by rank.
 
     Raises:
         TrainingError: The weights of two processes differ.
@@ -211,7 +222,7 @@ def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def digest(parts: Collection[Tensor]) -> int:
-    """Return the CRC-32 of the bytes of all tensors."""
+    """Return the CRC-32 of the bytes of the tensors, one after another."""
     checksum = 0
     for tensor in parts:
         checksum = zlib.crc32(tensor.detach().cpu().contiguous().numpy().data, checksum)
@@ -221,7 +232,8 @@ def digest(parts: Collection[Tensor]) -> int:
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
     """Seed the random streams of actions and minibatches by rank; initial weights stay equal.
 
-    The number of updates is part of the seed, so a resumed run does not repeat the first numbers.
+    The number of updates so far is part of the seed, so that a resumed run does not repeat the
+    first numbers.
     """
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
@@ -231,17 +243,23 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
 
 
 class JointCheckpoint(Protocol):
-    """Resume point to which every process adds a part between the same two synchronisations."""
+    """A resume point of a run with several processes: every process adds a part of it.
+
+    All processes take their parts between the same two synchronisations.
+    """
 
     def local_state(self) -> dict[str, Any]:
         """Return this process's progress for the other processes, as plain values."""
 
     def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Merge the notes of all processes, given in the order of ranks, at a synchronisation."""
+        """Continue the resume point at a synchronisation.
+
+        `notes` are the values of `local_state` in all processes, by rank.
+        """
 
 
 class Synchronizer:
-    """Decides when the processes synchronise, and brings their learners to one state."""
+    """Decides when the processes synchronise, and gives their learners the same state."""
 
     def __init__(self, group: ProcessGroup, resume_points: JointCheckpoint | None = None) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
@@ -252,7 +270,7 @@ class Synchronizer:
         self._resume_points = resume_points
 
     def listen(self, asked: StopRequest) -> StopRequest:
-        """Set this process's request to stop; return the request that all processes agree on."""
+        """Use `asked` as this process's request to stop; return the request that all agree on."""
         self._stop_request = asked
         if self.group is None:
             return asked
@@ -260,7 +278,7 @@ class Synchronizer:
 
     @property
     def request(self) -> StopRequest:
-        """This process's request to stop, even before all processes have agreed on it."""
+        """This process's request to stop, which the other processes may not know yet."""
         return StopRequest(self._agreed.signal_number or self._stop_signal() or None)
 
     def sync_if_due(
@@ -279,7 +297,7 @@ class Synchronizer:
                 learner.seconds["meeting"] = seconds
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
-        """Synchronise a new or restored learner from now on.
+        """Add a new or restored learner to the synchronisations.
 
         Raises:
             SettingsError: A setting of the learner allows one process only.

@@ -1,8 +1,8 @@
 """The processes of a run with several learners, started by `torchrun` or by the first process.
 
-The first process is the one in which the user called `train`. It starts the others, sends them the
-job, and ends them: a started process ends when the pipe at its standard input is closed. It writes
-only a log, `learner-<rank>.log`.
+The first process is the one in which the user called `train`. It starts the other processes, sends
+them the job, and ends them: a started process ends when the pipe at its standard input is closed. A
+started process writes only a log, `learner-<rank>.log`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LocalWorkers:
                 _input(process).flush()
 
     def ended(self) -> dict[int, str]:
-        """Return for each ended process, by rank, how it ended and where its log is."""
+        """Return text on how each ended process ended, with the path of its log, by rank."""
         endings = {}
         for rank, process in self._processes.items():
             code = process.poll()
@@ -130,7 +130,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """Start the other processes, yield the group, and end these processes after the block."""
+    """Start the other processes, yield the group of all, and end the others after the block."""
     # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -245,7 +245,7 @@ def device_of_this_process(device: torch.device) -> torch.device:
 
 
 def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
-    """Return the first process's job in all processes.
+    """Send the first process's job to all processes, and return it in each of them.
 
     Raises:
         PipelineError: Another process has another version of this program or of torch.
@@ -270,7 +270,7 @@ def started_here() -> bool:
 
 
 def _follow_first_process(stop: StopRequest) -> None:
-    """Set `stop` when the first process asks for it; end this process if the first has ended."""
+    """Set `stop` when the first process asks for it; exit when the first process has ended."""
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
