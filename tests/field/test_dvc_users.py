@@ -293,7 +293,7 @@ def test_tab_in_params_yaml_is_reported_with_its_line(project: Path, text: str, 
     )
 
 
-def test_tabs_in_comments_are_allowed(project: Path):
+def test_tabs_in_comments_of_params_yaml_are_allowed(project: Path):
     described(project, "  few: [base]\n", "  few: [base]  # a\tb\n")
     assert list(load_params(project).subsets) == ["few"]
 

@@ -99,7 +99,9 @@ def add_options(parser: Parser) -> None:
         "folder", type=Path, metavar="DIR", help="folder of the project; it may exist"
     )
     which = parser.add_mutually_exclusive_group()
-    option(which, "--env NAME", "name of an environment (default: the example balance_ball)")
+    text = "a name that `pipeline env list` shows, or module:function; default: balance_ball, \
+an example"
+    option(which, "--env NAME", text)
     option(which, "--unity BUILD", "a Unity build: its executable or its folder")
     option(which, "--gymnasium ID", "an environment of Gymnasium")
     option(which, "--pettingzoo ID", "an environment of PettingZoo")

@@ -194,10 +194,11 @@ class BaseEnv(ABC):
         """Ask for the present state, between two steps; `state_dict` returns it."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state at the last `request_state`; None if the environment cannot give it.
+        """Return the environment's state at the time of the last `request_state`.
 
-        A second call for the same request also returns None. An environment in another process
-        sends its state with the next step or reset.
+        None at a second call, or if the environment cannot give its state. The state of an
+        environment in another process arrives with the step or reset after the request; None
+        before it arrives.
         """
         return None
 

@@ -174,7 +174,8 @@ class EngineConfigurationChannel(_SendOnlyChannel):
             self.queue_message_to_send(_message(0, width, height))
         scale = None if time_scale is None else float(time_scale)
         settings = (quality_level, scale, target_frame_rate, capture_frame_rate)
-        # The engine's numbers of these messages are 1 to 4, in this order; 0 is the window's size.
+        # The engine numbers the messages of these four settings 1 to 4, in this order; message 0
+        # sets the window's size.
         for kind, value in enumerate(settings, 1):
             if value is not None:
                 self.queue_message_to_send(_message(kind, value))
@@ -197,24 +198,24 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
     def set_uniform_sampler_parameters(
         self, key: str, min_value: float, max_value: float, seed: int
     ) -> None:
-        """Draw a parameter uniformly from [min_value, max_value]."""
+        """Let the environment draw a parameter uniformly from [min_value, max_value]."""
         self.set_parameter(key, Sampler(kind=UNIFORM, values=(min_value, max_value), seed=seed))
 
     def set_gaussian_sampler_parameters(
         self, key: str, mean: float, st_dev: float, seed: int
     ) -> None:
-        """Draw a parameter from a normal distribution."""
+        """Let the environment draw a parameter from a normal distribution."""
         self.set_parameter(key, Sampler(kind=GAUSSIAN, values=(mean, st_dev), seed=seed))
 
     def set_multirangeuniform_sampler_parameters(
         self, key: str, intervals: Sequence[tuple[float, float]], seed: int
     ) -> None:
-        """Draw a parameter uniformly from the union of `intervals`."""
+        """Let the environment draw a parameter uniformly from the union of `intervals`."""
         ends = tuple(end for interval in intervals for end in interval)
         self.set_parameter(key, Sampler(kind=MULTI_RANGE, values=ends, seed=seed))
 
     def set_parameter(self, key: str, value: float | Sampler) -> None:
-        """Give a parameter a fixed value, or a sampler that is drawn from at each reading."""
+        """Give a parameter a fixed value, or let the environment draw it at each reading."""
         # The number after the name says what follows: 0 a value, 1 a sampler.
         if not isinstance(value, Sampler):
             self.queue_message_to_send(_message(key, 0, float(value)))

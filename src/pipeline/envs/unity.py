@@ -277,12 +277,19 @@ class UnityEnvironment(StoredStepsEnv):
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
-        """Request the present state, between two steps; it arrives with the next step."""
+        """Request the present state, between two steps.
+
+        The environment sends the state with the next step or reset; `state_dict` returns it.
+        """
         if self._state is not None:
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state at the last `request_state`, which arrives with the next step."""
+        """Return the environment's state at the time of the last `request_state`.
+
+        The state arrives with the step or reset after that request. None before it arrives, at a
+        second call, or if `state_refusal` gives a reason.
+        """
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

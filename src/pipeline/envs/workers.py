@@ -312,10 +312,10 @@ class WorkerSet:
                 env.request_state()
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return the states at the last `request_states`; None if a worker's state is missing.
+        """Return the workers' states at the time of the last `request_states`.
 
-        Workers in other processes send their states with the next step. A second call for the same
-        request returns None.
+        None at a second call, or if a worker's state is missing. The state of a worker in another
+        process arrives with the step or reset after the request.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]

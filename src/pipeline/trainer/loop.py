@@ -357,8 +357,9 @@ class TrainingLoop:
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
-        # If the run does not continue exactly, `held` is None, and processes of a rank above 0 seed
-        # their random streams again.
+        # `held` is the number of rows that waited for an update at the last synchronisation. None
+        # means that the run is new or does not continue exactly; processes of rank 1 and above then
+        # seed their random streams by their rank.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
         self._progress[name] = Progress.of(learner, run)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipeline.algos.reward_scale import RewardScale
+from pipeline.algos.reward_scale import EPSILON, RewardScale
 
 GAMMA, LARGEST = 0.8, 5.0
 
@@ -80,6 +80,6 @@ def test_the_largest_reward_sum_divided_by_the_divisor_equals_the_bound():
     assert 40.0 / scale.divisor[0] == pytest.approx(LARGEST)
 
 
-def test_divisor_of_rewards_that_are_all_0_is_epsilon():
+def test_divisor_before_the_first_reward_is_epsilon():
     scale = RewardScale(1, gamma=GAMMA, largest=LARGEST)
-    assert 0.0 / scale.divisor[0] == 0.0
+    assert scale.divisor[0] == EPSILON

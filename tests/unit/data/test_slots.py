@@ -164,7 +164,7 @@ def test_agent_is_stale_after_1000_messages_of_its_worker_and_team(silent, n_gon
     assert len(slots.sweep()) == n_gone
 
 
-def test_ended_episode_counts_as_a_message_of_its_agent():
+def test_agent_with_a_just_ended_episode_is_not_swept_as_silent():
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     quiet = slots.deciding("quiet", agents)
     for _ in range(STALE_AFTER_MESSAGES):

@@ -258,7 +258,7 @@ def named(*names):
     return BehaviorSpec(vectors, ActionSpec(1, ()))
 
 
-def test_sensors_in_another_order_are_refused_with_their_names(tmp_path):
+def test_demonstration_with_sensors_in_another_order_than_the_behavior_is_refused(tmp_path):
     """The shapes are equal, so only the names show the order."""
     write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]

@@ -62,7 +62,7 @@ def mode(name: str) -> dict[str, object]:
     return {"additional_args": ["--mode", name], "timeout_wait": 20}
 
 
-def test_agents_observe_the_sent_actions_until_their_episodes_end(fake: Path):
+def test_fake_environment_returns_sent_actions_as_observations_and_ends_episodes(fake: Path):
     with UnityEnvironment(fake, seed=5, timeout_wait=20) as env:
         assert dict(env.behavior_specs) == {}
         assert env.academy_capabilities.baseRLCapabilities

@@ -239,7 +239,7 @@ def test_unwritable_cache_is_reported_at_the_start_and_does_not_stop_a_build(
     assert pack("grid_world", tmp_path / "built").exists()
 
 
-def test_missing_trainer_is_reported_in_one_line_with_code_1(launch):
+def test_executable_without_a_listening_trainer_exits_with_code_1_and_a_one_line_error(launch):
     process = launch("--mlagents-port", 1, "--connect-timeout", 0.5)
     (line,) = process.communicate(timeout=WAIT_S)[1].splitlines()
     assert process.returncode == 1

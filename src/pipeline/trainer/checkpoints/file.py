@@ -71,8 +71,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
     """Return a copy of `value` with one object for all equal strings and no shared containers.
 
-    Pickle writes the second use of an object as a reference. A new run and a resumed run share
-    different objects, but both must write the same bytes.
+    Pickle writes the second use of an object as a reference. Which objects are used more than once
+    differs between a new run and a resumed run, but both must write the same bytes.
     """
     # Only strings are replaced: pickle writes each number by its value and never as a reference.
     if isinstance(value, str | bytes):

@@ -129,9 +129,10 @@ def float_bytes(values: AnyArray) -> AnyArray:
 
 
 def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArray:
-    """Return float32 [N, *shape], copied from columns of `table`, uint8 [N, width].
+    """Return an array float32 [N, *shape], read from bytes of `table`, uint8 [N, width].
 
-    The columns begin at `start`.
+    Each row of `table` has the little-endian floats of this shape from column `start` on. The
+    result is writable, even if `table` is read-only.
     """
     stop = start + 4 * math.prod(shape)
     block = np.ascontiguousarray(table[:, start:stop])
