@@ -28,6 +28,7 @@ from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model, meanings, publish, record
 from pipeline.settings import load_run_settings
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+from pipeline.simulators.bridges.space_text import from_text
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer.api import train
@@ -234,7 +235,9 @@ def test_descriptions_of_scales_reach_the_trainer_and_do_not_affect_equality_of_
     first = encode_steps(*simulator.reset()[name], spec).value[0]
     heard = behavior_spec_from(BrainParametersProto.FromString(brain.SerializeToString()), first)
     assert heard == spec == BehaviorSpec(*spec)
-    assert meanings(heard) == {f"pipeline.meaning.{key}": text for key, text in MEANINGS.items()}
+    described = meanings(heard)
+    assert from_text(described.pop("pipeline.spaces"))["action"] == Steering.action_space
+    assert described == {f"pipeline.meaning.{key}": text for key, text in MEANINGS.items()}
 
 
 def test_exported_onnx_file_for_a_unity_player_describes_the_default_scales():

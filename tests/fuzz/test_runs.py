@@ -81,7 +81,7 @@ def _run(kind: int) -> dict[str, bytes]:
         try:
             env = InProcessEnvironment(_StopsAt(n_agents=2))
             curve = CsvSink(Path(folder) / "progress.csv")
-            options = {"exporter": publish, "sinks": [curve]}
+            options = {"export": True, "sinks": [curve]}
             pipeline.train(env, _settings(kind), seed=1, run_dir=folder, **options)
         except Interrupted:
             files = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -258,7 +258,7 @@ def _written(example: tuple[int, dict[str, bytes]], folder: Path) -> Path:
 def _train(kind: int, run_dir: Path, **options: Any) -> None:
     with np.errstate(all="ignore"):
         env = InProcessEnvironment(Both(n_agents=2))
-        options |= {"exporter": publish, "sinks": [CsvSink(run_dir / "progress.csv")]}
+        options |= {"export": True, "sinks": [CsvSink(run_dir / "progress.csv")]}
         pipeline.train(env, _settings(kind), seed=1, run_dir=run_dir, **options)
 
 
