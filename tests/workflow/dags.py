@@ -12,7 +12,7 @@ from typing import Any
 import networkx as nx
 
 from pipeline.cli.progress import graph_of
-from pipeline.dag.sources import CODE, watched
+from pipeline.dag.sources import CODE, claims_of, watched
 from pipeline.settings.project.params import load_params
 
 CHECK = "check"
@@ -49,7 +49,8 @@ def dvc_nodes(root: Path) -> list[Node]:
                         values = {key: at(written, key) for key in dep.params}
                     params |= {key: values[key] for key in dep.params}
                 elif Path(dep.def_path).parent == CODE:
-                    deps |= set(watched(root, Path(dep.def_path).stem))
+                    noted = Path(dep.def_path).stem
+                    deps |= {*watched(root, noted), *(claims_of(root) if noted == "report" else ())}
                 else:
                     deps.add(dep.def_path)
             outs = {out.def_path for out in stage.outs}
