@@ -193,7 +193,6 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
 
 
 def _refuse_pending(root: Path) -> None:
-    """Raise an error if sources or parameters have changed since the results were made."""
     _log.info("Asking Snakemake whether all results are up to date")
     if pending := engines.snakemake_summary(root).pending:
         raise StageError(

@@ -213,7 +213,6 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
 
 
 def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
-    """Return the card's text below its metadata."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from pipeline.cli.provenance import read

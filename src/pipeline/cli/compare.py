@@ -120,7 +120,6 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _machine_readable(tasks: Sequence[Task], notes: Mapping[str, str], *, as_csv: bool) -> str:
-    """Return the tables as CSV or JSON."""
     if as_csv:
         # CSV has one table only; improvements of pairs are in --json.
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
@@ -214,7 +213,6 @@ def _chosen(root: Path, params: Params, name: str) -> str:
 
 
 def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of the compared experiments that are in params.yaml."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
         # The experiment may have been removed, and a trial may not be proposed yet.
@@ -224,7 +222,6 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
 
 
 def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of the compared experiments, by their names in the tables."""
     found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
     # Settings of the DAG's runs come from params.yaml; runs of `learn` have their own file.
     of_dag = [run for run in runs if not (run / _CONFIGURATION).is_file()]
@@ -274,7 +271,6 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
 
 
 def _of_dag(run: Path) -> list[Outcome]:
-    """Return the outcomes in the folder of a seed, of an experiment, or of a sweep."""
     if not run.is_dir():
         raise SettingsError(f"{run}: does not exist; give the folder of a run")
     # The path is resolved, because `.` or a link does not have the stage and the seed in its path.
@@ -326,7 +322,6 @@ def _ranked(trials: Iterable[Path], table: Path) -> list[Path]:
 
 
 def _environment_of(results: Path, experiment: str) -> str:
-    """Return the environment that params.yaml gives an experiment; empty if it gives none."""
     path = results.parent / "params.yaml"
     if not path.is_file():
         return ""
@@ -338,7 +333,6 @@ def _environment_of(results: Path, experiment: str) -> str:
 
 
 def _of_learn(experiments: Experiments) -> list[Outcome]:
-    """Return the outcomes of runs of `pipeline learn`."""
     outcomes: list[Outcome] = []
     for name, members in experiments.items():
         for seed, (run, environment) in members.items():

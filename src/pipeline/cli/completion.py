@@ -30,7 +30,6 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the options of a parser and of all its subcommands."""
     for action in parser._actions:  # argparse has no public way to list a parser's options
         yield action
         if isinstance(action, argparse._SubParsersAction):

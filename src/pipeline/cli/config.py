@@ -95,7 +95,6 @@ def check(arguments: argparse.Namespace) -> str:
 
 
 def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the checked files; warnings about them have been logged before."""
     lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
@@ -167,7 +166,6 @@ def upgrade(arguments: argparse.Namespace) -> str:
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
-    """Return the path of each kind of file; the kind is recognized by the content."""
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"

@@ -123,7 +123,6 @@ def _seeds(models: Sequence[Path]) -> list[Path]:
 
 
 def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
-    """Return the policies of files, and of the files in folders, by behavior name."""
     from pipeline.export.policy import OnnxPolicy
 
     paths: dict[str, Path] = {}
@@ -146,7 +145,6 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
 
 
 def _actions_in_words(policies: Mapping[str, OnnxPolicy], *, deterministic: bool) -> str:
-    """Return a sentence that says whether actions were sampled or the most probable ones."""
     if deterministic:
         return (
             "Actions: deterministic, the most probable actions; --stochastic draws them at random, "

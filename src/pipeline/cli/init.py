@@ -173,7 +173,6 @@ def _refuse_what_is_there(folder: Path, trainer: str) -> None:
 
 
 def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentParams:
-    """Return the environment for the project's params.yaml."""
     for kind in ("gymnasium", "pettingzoo"):
         if identifier := getattr(arguments, kind):
             return named(f"{kind}:{identifier}")
@@ -381,7 +380,6 @@ def dvc_yaml(ours: str) -> str:
 
 
 def _described(behaviors: Mapping[str, Behavior]) -> list[str]:
-    """Return a line about each behavior."""
     lines = []
     for name, behavior in behaviors.items():
         shapes = [" x ".join(map(str, spec.shape)) for spec in behavior.spec.observation_specs]

@@ -86,7 +86,6 @@ def _is_read_only(settings: RunSettings) -> bool:
 
 
 def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
-    """Return the lines that are printed at the end: results, files, times, the next command."""
     inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
     done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"

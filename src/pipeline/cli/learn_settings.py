@@ -185,7 +185,6 @@ its group's section."""
 
 
 def _option(group: str, spec: str, text: str) -> Option:
-    """Return the option that an entry of `_TABLE` describes."""
     flag, _, metavar = spec.partition(" ")
     more = dict(_SETTINGS.get(flag, {}))
     # The groups `retired` and `networks` have no section: `_SETTINGS` lists their settings.
@@ -372,7 +371,6 @@ def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
 
 
 def _refuse_contradictions(options: Mapping[str, Any]) -> None:
-    """Raise an error if two options contradict each other."""
     # `--load` is the old name of `--resume`, and errors name what the user wrote.
     resume_flag = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in options), None)
     if resume_flag is not None and "force" in options:
@@ -527,7 +525,6 @@ def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> Ru
 
 
 def _with(settings: Any, key: str, value: Any) -> Any:
-    """Return the settings with the dotted `key` set to `value`."""
     # `replace` makes a new object at each level, because settings are frozen.
     head, _, rest = key.partition(".")
     if rest:

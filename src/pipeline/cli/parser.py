@@ -186,10 +186,6 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the options that an abbreviated option may mean.
-
-        Retired options are among them only if no other option fits.
-        """
         options: list[Any] = super()._get_option_tuples(option_string)
         present = [option for option in options if option[0].dest not in self.retired]
         return present or options
@@ -215,7 +211,6 @@ def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any
 
 
 def _nearest(word: str, candidates: Iterable[Any]) -> str | None:
-    """Return the candidate most similar to `word`; None if none is similar."""
     return next(
         iter(get_close_matches(word, [str(candidate) for candidate in candidates], n=1)), None
     )

@@ -81,7 +81,6 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _amount(params: Params) -> str:
-    """Return a sentence with the numbers of experiments, runs and steps in params.yaml."""
     tables = plan(params)["runs"].items()
     trainings = Counter(
         entry["experiment"]
@@ -120,7 +119,6 @@ def left_over(params: Params) -> list[str]:
 
 
 def _made(params: Params) -> set[str]:
-    """Return the paths of the results of all stages of params.yaml."""
     of_runs = "results/{stage}/{experiment}/seed{seed}"
     return {
         _MADE.get(table, of_runs).format_map(entry | {"stage": table.partition("_")[0], "key": key})

@@ -259,7 +259,6 @@ def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:
-    """Return the texts of a stage's last report: steps, rate and reward."""
     of, rate, reward = entry.get("of"), entry.get("rate"), entry.get("reward")
     return [
         *([] if of is None else [f"step {_count(entry['step'])} of {_count(of)}"]),

@@ -232,7 +232,6 @@ def read(model: Path) -> list[provenance.Record]:
 
 
 def _is_record(record: Any) -> bool:
-    """Return whether a value is a record with all fields that this module uses."""
     if not isinstance(record, dict):
         return False
     kinds = _FIELDS if record.get("stage") == "learn" else {**_FIELDS, "experiment": str}

@@ -114,7 +114,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _remedy(error: Exception) -> str:
-    """Return what the user can do about a failure, according to the Hub's answer."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return "check this file and its disk, and repeat the command"
     for cause in _causes(error):

@@ -47,7 +47,6 @@ def rebuild(root: Path) -> None:
 
 
 def _make_row(run: run_context.Run) -> None:
-    """Write a run's row in MLflow from the files of its stages."""
     # With several behaviors, names of metrics begin with the behavior's name.
     row, prefix = run_context.row_of(run), len(run.params.run_settings(run.name).behaviors) > 1
     for stage, (made, tell) in _STAGE_FILES.items():

@@ -99,7 +99,6 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_without_dvc(root: Path) -> None:
-    """Raise an error if a folder is not in a DVC repository, such as a copy without `.dvc`."""
     if not any((folder / ".dvc").is_dir() for folder in (root, *root.parents)):
         raise StageError(
             f"{root} is not a DVC repository: run `git init && dvc init` (without git: `dvc init "

@@ -220,7 +220,6 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
 
 
 def _holding(root: Path, digest: str) -> list[str]:
-    """Return the commits that have a digest in their dvc.lock, newest first."""
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
     commits = (log or "").split()
     if not commits:

@@ -334,7 +334,6 @@ def _described(path: Path, times: Times) -> list[str]:
 
 
 def _advice(times: Times) -> list[str]:
-    """Return texts on the largest possible speed-up and on predicted speed-ups of some changes."""
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]

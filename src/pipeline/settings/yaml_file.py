@@ -389,7 +389,6 @@ def _integer(node: yaml.ScalarNode) -> int:
 
 
 def _error(place: Any, message: str) -> yaml.MarkedYAMLError:
-    """Return the error `message` at a node or event of PyYAML."""
     return yaml.MarkedYAMLError(None, None, message, place.start_mark)
 
 

@@ -414,7 +414,6 @@ def _is_player(program: Path) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL, such as https; empty if the text is not a URL."""
     try:
         return urlsplit(url).scheme
     except ValueError:  # for example, `http://[` raises it

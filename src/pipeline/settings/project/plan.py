@@ -138,7 +138,6 @@ def key_of(experiment: str, seed: int | str) -> str:
 def _add_runs(
     tables: dict[str, dict[str, Any]], params: Params, name: str, more: dict[str, Any]
 ) -> None:
-    """Add the runs of the experiment `name` to the table of each of its stages."""
     experiment = params.experiment(name)
     for seed in experiment.seeds:
         run: dict[str, Any] = {
@@ -258,7 +257,6 @@ def check_settings(params: Params) -> None:
 
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
-    """Refuse a trainer file that reads demonstrations which its experiment does not name."""
     recorded = {
         f"data/demos/{demonstration}.demo": demonstration for demonstration in params.demonstrations
     }

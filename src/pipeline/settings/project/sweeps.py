@@ -332,7 +332,6 @@ _NEEDED = {
 
 
 def _check_method(sweep: SweepParams) -> None:
-    """Refuse keys of other methods, missing keys, and too many trials."""
     method = sweep.method
     if sweep.prune_after is not None and (
         sweep.goal == "minimize" or sweep.metric == "mean_length"

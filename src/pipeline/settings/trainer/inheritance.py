@@ -80,7 +80,6 @@ def without_deprecated(node: Node, path: str) -> Node:
 
 
 def _drop_conditioning(entries: dict[str, Node], path: str) -> None:
-    """Remove `conditioning_type` from the `network_settings` in `entries`."""
     network = entries.get("network_settings")
     key = "conditioning_type"
     if network is not None and isinstance(network.value, dict) and key in network.value:

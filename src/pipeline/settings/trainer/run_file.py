@@ -410,7 +410,6 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
 def _refuse_unrated(
     lesson: Node, at: str, criteria: CompletionCriteria, settings: RunSettings
 ) -> None:
-    """Refuse a lesson that measures the rating of a behavior without self-play."""
     if settings.for_behavior(criteria.behavior).self_play is None:
         text = f"only self-play rates a policy, and {criteria.behavior!r} has none"
         remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
@@ -495,7 +494,6 @@ def refuse_undecided(settings: RunSettings) -> None:
 
 
 def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of each listed behavior, or else `default_settings`, by key."""
     if not settings.behaviors and settings.default_settings is not None:
         return {"default_settings": settings.default_settings}
     return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}

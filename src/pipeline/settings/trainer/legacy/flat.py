@@ -388,7 +388,6 @@ def _put_reward_signals(section: Section) -> None:
 
 
 def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
-    """Convert `gamma` and the keys of curiosity, which sections had until 0.8."""
     # Until 0.8 there was one discount, for the sum of extrinsic and curiosity reward.
     gamma, use_curiosity = early.pop("gamma", None), early.pop("use_curiosity", None)
     if gamma is not None:
@@ -555,7 +554,6 @@ class FlatFile:
             self.curricula[name] = entries["curriculum"]
 
     def _resolved(self, name: str) -> Node:
-        """Return the map of a section, following names of other sections."""
         node, passed = self.sections[name], [name]
         while isinstance(node.value, str):
             path, sections = join(self.below, passed[-1]), self.sections
@@ -643,7 +641,6 @@ def _difference(
 
 
 def _places(node: Node) -> Iterator[str]:
-    """Yield the place of every value of a section."""
     if not isinstance(node.value, dict):
         return
     for item in node.value.values():
