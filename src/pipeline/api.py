@@ -76,26 +76,30 @@ def train(
         settings: a trainer configuration: an object, a mapping, or the path of a file.
         seed: all random numbers of the run derive from it.
         run_dir: folder of the run. An earlier run in it is refused without `resume` or `force`.
-        callbacks: receive the events of the run, and may end it. Only with one learner.
+        callbacks: receive the events of the run, and may end it. With several learners, each must
+            be a `Sink`.
         sinks: sinks of the summaries: objects, or names as for `pipeline learn --track`.
         progress: whether to print summaries as `pipeline learn` does; None: only on a terminal and
             in a notebook.
-        num_envs: number of environments of a name, a class or a function.
-        n_agents: number of copies in each environment, or of a simulator's agents; None: 16 copies
-            of a class, function or id.
+        num_envs: number of environments, if `env` is a name, a path, a class or a function.
+        n_agents: number of copies in each environment, or number of agents of a simulator; None: 16
+            copies for a class, a function or an id.
         env_options: keywords of the simulator or the bridge, as for `make_env`.
         env_args: arguments of an executable.
-        resume: continue from the checkpoints in `run_dir`.
-        force: rename an earlier run's folder to `<run_dir>.1`, and begin a new run.
-        init_from: initial weights: a checkpoint, a run's folder, or the name of a run beside
-            `run_dir` or in `results`; or a file for each behavior.
-        inference: act and count episodes until a signal comes; neither learn nor save.
-        export: write an ONNX file beside each numbered checkpoint; always with the sink `mlflow`.
-        device: `cpu`, `cuda`, ...; None measures which device is fastest.
-        torch_threads: number of torch's threads; sums are rounded differently with another number.
-            None measures which is fastest.
-        learners: processes that learn together, each with `num_envs` executables.
-        resume_interval_s: least seconds between two saves of the state for `resume`.
+        resume: whether to continue the run in `run_dir` from its checkpoints.
+        force: begin a new run, and rename the folder of an earlier run to the first unused name of
+            `<run_dir>.1`, `<run_dir>.2`, ...
+        init_from: initial weights: a checkpoint, a run's folder, the name of a run in the folder of
+            `run_dir` or in `results`, or a map from behaviors to checkpoints.
+        inference: whether to act, without learning or saving, until a signal ends the run.
+        export: whether to write an ONNX file beside each numbered checkpoint; always True with the
+            sink `mlflow`.
+        device: `cpu`, `cuda`, ...; None: the device that is measured to be the fastest.
+        torch_threads: number of torch's threads, which affects how sums are rounded; None: the
+            number that is measured to be the fastest.
+        learners: number of processes that learn together, each with `num_envs` executables.
+        resume_interval_s: minimum number of seconds between two saves of the state that `resume`
+            continues.
 
     Returns:
         Steps, rewards, checkpoints and curves ((step, value) by behavior and tag).
@@ -113,7 +117,9 @@ def train(
 
     run_dir, env, n_learners = Path(run_dir), in_folder(env), max(learners, launched()[1])
     if n_learners > 1 and not all(isinstance(callback, Sink) for callback in callbacks):
-        raise SettingsError("callbacks: one of several learners cannot end a run; use one learner")
+        raise SettingsError(
+            "callbacks: one of several learners cannot end a run; use sinks, or one learner"
+        )
     if isinstance(init_from, str | Path):
         settings = read_settings(settings)
         init_from = checkpoints_of(init_from, settings, beside=run_dir)
@@ -179,9 +185,9 @@ def train(
 def _environments(
     env: Any, num_envs: int, n_learners: int, *, first: tuple[int, int], **options: Any
 ) -> tuple[Any, str]:
-    """Return a run's environments for the trainer, and a text with their number.
+    """Return a run's environments for the trainer, and a text that gives their number.
 
-    `first` has the seed of the first worker, and the number of this process among the learners.
+    `first` has the seed of the first environment, and the rank of this process as a learner.
     """
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]
@@ -226,7 +232,8 @@ def make_env(
             class, or a function that returns an environment, called once for each copy; an
             environment of Gymnasium or PettingZoo, also of `gymnasium.make_vec`; or any object with
             the low-level API, which is returned unchanged.
-        seed: seed of the environment's random numbers; an object keeps its own seed.
+        seed: seed of the environment's random numbers; not used for an object with the low-level
+            API.
         n_agents: number of agents or copies in this process; not for objects and executables.
         env_options: further keywords of the simulator, the bridge, or `UnityEnvironment`.
 
@@ -373,12 +380,14 @@ class LoadedPolicy:
         return actions if self._form is None else self._form.native(actions, is_batch)
 
     def reset(self, agents: Any = None, *, seed: int | None = None) -> None:
-        """Forget memories, after the end of episodes; a policy without memory has none.
+        """Forget the memories of agents; to be called when their episodes have ended.
+
+        A policy without memory has nothing to forget.
 
         Args:
             agents: bool [N], whether each agent's episode has ended, such as `terminated |
                 truncated`, or agent ids; None for all agents.
-            seed: restarts the random numbers of drawn actions, and forgets all memories.
+            seed: new seed of actions that are drawn at random; all memories are then forgotten.
         """
         if seed is not None:
             self.onnx.reset(seed)

@@ -110,7 +110,7 @@ class FetchError(PipelineError):
 
 
 class NotReadyError(PipelineError):
-    """A check of `pipeline doctor` failed, or `pipeline reproduce` made results that differ."""
+    """A check of `pipeline doctor` failed, or reproduced results differ from an archive's."""
 
     exit_code = 1
 
@@ -217,7 +217,8 @@ class UnityEnvironmentException(UnityException):
     """The environment cannot be launched, used or understood."""
 
 
-# ML-Agents lacks this class; it is a subclass, so that code for ML-Agents' classes catches it.
+# ML-Agents does not have this class. It is a subclass of an ML-Agents class, so that code that
+# catches ML-Agents' classes also catches this one.
 class UnityProcessEndedException(UnityEnvironmentException):
     """The environment's process has ended by itself or by a signal."""
 

@@ -27,8 +27,8 @@ LONGEST_NAME = 200
 """Maximum bytes of a name: systems allow 255, and suffixes are added."""
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
-"""Maximum numbers of files and of levels of folders that `similar` searches. A folder may be very
-large, and the search only improves a message."""
+"""Maximum number of entries that `similar` reads on each level of folders, and maximum number of
+levels. A folder may be very large, and the search only improves a message."""
 _ALIKE_HERE, _ALIKE_BELOW = 0.65, 0.8
 """Minimum similarity of a name that `similar` proposes: in the searched folder, and below it."""
 _MOST_NAMED = 6
@@ -40,9 +40,9 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the file name `path` to an OSError without a file name that the `with` block raises.
+    """If the `with` block raises an OSError without a file name, add the file name `path`.
 
-    For example, the error of a full disk names no file.
+    For example, the error of a full disk has no file name.
     """
     try:
         yield
@@ -251,7 +251,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the entry of a missing path's folder with the most similar name; None if none is."""
+    """Return the name in a missing path's folder that is most similar; None if none is similar."""
     with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
@@ -276,7 +276,10 @@ def listed(path: Path | str, *suffixes: str) -> str:
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:
-    """Return files in `n_levels` levels of a folder, at most `_MOST_FILES`, no hidden files."""
+    """Return the files in the upper `n_levels` levels of a folder, without hidden files.
+
+    On each level, only the first `_MOST_FILES` entries are used.
+    """
     levels, paths = [folder], list[Path]()
     for _ in range(n_levels):
         entries: list[Path] = []
@@ -347,17 +350,17 @@ _KINDS = {
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
-"""By a pattern of a file's first bytes: a text with the type of the file, and what to do with the
-file."""
+"""For each pattern of a file's first bytes: a text that gives the type of the file, and says what
+to do with the file."""
 _PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
 _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
 
 def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env") -> str | None:
-    """Return a text on the type of a file, by its first bytes, and a remedy; None if unknown.
+    """Return a text that gives the type of a file, by its first bytes, and says what to do.
 
-    The result is also None for a file of the expected type, which begins with `own`. `program` is
-    the remedy for an executable.
+    None for an unknown type, and for a file of the expected type, which begins with `own`.
+    `program` says what to do with an executable.
     """
     if own and data.startswith(own):
         return None
@@ -366,7 +369,7 @@ def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env
 
 
 def kind_of(path: Path | str, **options: Any) -> str | None:
-    """Return the text of `foreign` about the file; None if its type is unknown or unreadable."""
+    """Return the text of `foreign` about a file; None if `foreign` does not know its type."""
     return foreign(_head(path), **options)
 
 
@@ -413,10 +416,10 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def zip_entry(name: str) -> zipfile.ZipInfo:
-    """Return the entry of a zip archive for a file; equal names give equal entries at any time."""
+    """Return the entry of a zip archive for a file; it depends only on the name."""
     # The earliest time that zip can store, because the bytes must not depend on the date.
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-    # Unix on every system, because zipfile would store the present system.
+    # 3 means Unix: zipfile would store the system on which it runs.
     info.create_system = 3
     info.external_attr = 0o100644 << 16
     info.compress_type = zipfile.ZIP_DEFLATED
@@ -438,7 +441,7 @@ def sha256_of(path: Path | str) -> str:
 
 def fingerprint(value: Any) -> str:
     """Return the hex SHA-256 of a JSON-like value, equal for equal values in any key order."""
-    # With `default=str`, paths and other plain objects count by their text.
+    # `default=str` encodes paths, and other objects that JSON does not have, as text.
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -16,12 +16,12 @@ from typing import Any
 
 PORTABLE: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default",  # this sets torch's own kernels
-    # This sets torch's matrix products; no other branch is for AMD and Intel alike.
+    # This sets torch's matrix products; no other value is for CPUs of AMD and of Intel alike.
     "MKL_CBWR": "COMPATIBLE",
     "ONEDNN_MAX_CPU_ISA": "SSE41",  # this sets torch's convolutions and recurrent layers
     "OPENBLAS_CORETYPE": "Nehalem",  # this sets NumPy's matrix products, in environments
     "OPENBLAS_NUM_THREADS": "1",  # the default is one thread for each core
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # this sets NumPy's loops; higher groups need it
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # this disables NumPy's AVX2 loops, and newer ones
 }
 """Environment variables that choose the same kernels on every x86-64 CPU with AVX."""
 _OTHERS = ("MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES", "NPY_ENABLE_CPU_FEATURES")
@@ -81,7 +81,7 @@ def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(recorded: Mapping[str, Any]) -> str:
-    """Return recorded facts of a machine as one line."""
+    """Return the facts that `facts` recorded on a machine as one line of text."""
     kernels = ", ".join(
         f"{key} {recorded[key]}" for key in sorted(recorded) if key not in _IN_FRONT
     )

@@ -4,8 +4,8 @@ A package provides a plug-in by an entry point of one of five groups: `pipeline.
 `pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Built-in
 parts are in tables of the same form, `name: module:attribute`, instead of in this distribution's
 metadata: stages run the code of their checkout, executables contain files without metadata, and an
-edited table in metadata would only take effect after a new installation. A part of a file in the
-current folder is named `module:Class`, without a package. See docs/how-to/plugins.md.
+edited table in metadata would only take effect after a new installation. A class in a file of the
+current folder is named `module:Class`, and needs no package. See docs/how-to/plugins.md.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Group(Mapping[str, T], Generic[T]):
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
-        """Return versions of packages and digests of files that provide the plug-ins `names`."""
+        """Return the versions of packages and digests of files that have the plug-ins `names`."""
         versions: dict[str, str] = {}
         for name in names:
             if self._is_in_file(name):
@@ -170,7 +170,7 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
 
     Args:
         path: the name.
-        form: description of the form of names, for an error.
+        form: the form that such names have, for an error message.
 
     Raises:
         SettingsError: There is no such module or function, or the module cannot be imported.
@@ -206,8 +206,8 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
 def digests(path: str) -> dict[str, str]:
     """Return the digest of the file of `module:Class`, and of each file that it imports, by path.
 
-    Only files of the current folder count; paths are relative to it. A package counts as a whole.
-    For a class of an installed package this is the version of the package, by its name.
+    Only files of the current folder are included, with paths relative to it; of a package, all
+    files are. For a class of an installed package, return the version of the package by its name.
     """
     root, waiting, found = Path.cwd(), [path.partition(":")[0]], {}
     while waiting:
@@ -259,7 +259,7 @@ def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
     return ("", "") if point.dist is None else (point.dist.name, point.dist.version)
 
 
-@cache  # `path` is only a part of the key: it decides what is installed
+@cache  # `path` is only a part of the cache's key: it decides what is installed
 def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
     """Return the installed entry points of a group by name; several packages may share a name."""
     points_of: dict[str, dict[str, metadata.EntryPoint]] = {}

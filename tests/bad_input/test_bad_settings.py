@@ -89,10 +89,10 @@ def test_configuration_files_of_a_wrong_kind_are_refused_in_one_line(
     for arguments, words in {
         "check config.yaml --sampler Echo.json": "Echo.json: this is a curriculum",
         "check config.yaml --curriculum config.yaml": "and not a curriculum file",
-        "check Echo.json --curriculum Echo.json": "Give one of each kind.",
+        "check Echo.json --curriculum Echo.json": "Give only one file of each kind.",
         "check missing.yaml": "Config file could not be found at",
         "check empty": "empty: the folder has no <Behavior>.json file.",
-        "upgrade Echo.json Echo.json -o new.yaml": "Give one of each kind.",
+        "upgrade Echo.json Echo.json -o new.yaml": "Give only one file of each kind.",
         "upgrade config.yaml -o empty --force": "empty",
     }.items():
         assert words in one_line(capsys, caplog, "config", *arguments.split())

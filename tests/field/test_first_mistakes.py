@@ -240,5 +240,5 @@ def test_onnx_check_accepts_a_run_folder_and_prints_the_exporter(refused, capsys
     assert cli.main(["onnx", "check", "results/a"]) == 0
     assert "results/a/3DBall/3DBall-500.onnx: Unity" in capsys.readouterr().out
     assert refused("onnx", "check", ".") == (
-        ".: is a folder, which has no .onnx file; name a run's"
+        ".: is a folder, which has no .onnx file; give the file of a run"
     )

@@ -59,12 +59,13 @@ _MOST_NAMED = 4
 _README = """\
 # {title}: results and everything that made them
 
-Any installation of rl-pipeline makes them again and compares them, for example that in this file:
+Any installation of rl-pipeline can make the results again and compare them, for example the copy in
+this file:
 
     unzip ARCHIVE.zip {code}/* -d unpacked && pip install unpacked/{code}{wheel}
     pipeline reproduce ARCHIVE.zip
 
-This makes a folder with an environment of its own, of packages with the SHA-256 in `locks/` alone.
+This makes a folder with a virtual environment, which has only packages with a SHA-256 in `locks/`.
 By hand, with Python {python}: install `locks/torch.txt` and `locks/train.txt` with
 `pip install --require-hashes --no-deps`, then `{code}{wheel}` with `--no-deps`, and call
 `pipeline run` in `project/`. `{about}` has the SHA-256 of each result.
@@ -179,8 +180,8 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
         members = [member for member in archive if not member.isdir()]
         if links := [member.name for member in members if not member.isreg()]:
             raise StageError(
-                f"{root}: {few(links, _MOST_NAMED)} are links, which archives do not have; commit "
-                "the files themselves"
+                f"{root}: {few(links, _MOST_NAMED)} are links, which an archive cannot contain; "
+                "commit the files themselves"
             )
         readers = ((member.name, archive.extractfile(member)) for member in members)
         found = {name: reader.read() for name, reader in readers if reader is not None}
@@ -254,7 +255,10 @@ def _code(root: Path) -> dict[str, Path | bytes]:
 
 
 def _locks(root: Path) -> dict[str, Path]:
-    """Return the lock files by name: those of rl-pipeline, and others of the project."""
+    """Return the lock files of rl-pipeline and of the project, by name.
+
+    If both have a file of the same name, the project's file is used.
+    """
     folders = (code_of(root) / "locks", root / "locks")
     found = {path.name: path for folder in folders for path in sorted(folder.glob("*.txt"))}
     if missing := [name for name in (TORCH, TRAIN) if name not in found]:
@@ -280,11 +284,12 @@ def locked(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def unlocked(versions: Mapping[str, str]) -> Iterator[str]:
-    """Yield a text for each package that is installed in another version than locked."""
+    """Yield a text for each package whose installed version is not the version in `versions`."""
     for name, version in sorted(versions.items()):
         try:
             installed = metadata.version(name)
-        except metadata.PackageNotFoundError:  # for another platform or Python, or an extra
+        except metadata.PackageNotFoundError:
+            # The package is for another platform or Python version, or for an extra.
             continue
         if installed.partition("+")[0] != version:
             yield f"{name} {installed} (locked {version})"
@@ -301,20 +306,25 @@ def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
     versions = locked(paths)
     if others := list(unlocked(versions)):
         raise StageError(
-            f"{few(others, _MOST_NAMED)}: others are installed than locked; install the locked "
-            "ones and `pipeline run`, or lock these (`make lock` in a clone)"
+            f"{few(others, _MOST_NAMED)}: the installed versions are not the locked ones; install "
+            "the locked versions and `pipeline run`, or lock the installed ones (`make lock` in a "
+            "clone)"
         )
     for description in sorted((root / "build/env").glob(f"*/{DESCRIPTION}")):
         needed = packages_in(load(description.parent).file)
         if absent := [f"{name} {needed[name]}" for name in sorted({*needed} - {*versions})]:
             raise StageError(
-                f"environment {description.parent.name}: no lock has {few(absent, _MOST_NAMED)}; "
-                "write a file in locks/ with `uv pip compile --generate-hashes`"
+                f"environment {description.parent.name}: no lock file has "
+                f"{few(absent, _MOST_NAMED)}; write a file in locks/ with `uv pip compile "
+                "--generate-hashes`"
             )
 
 
 def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    """Download the packages in lock files for this platform and Python, and return them by name."""
+    """Download the packages in lock files; return them by their names in the archive.
+
+    The packages are for this platform and this version of Python.
+    """
     _log.info("Downloading the packages")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"]
     command += ["--dest", str(folder)]
@@ -337,7 +347,8 @@ def last_error(text: str) -> str:
 def _write(output: Path, content: Mapping[str, Path | bytes]) -> None:
     with files.whole(output) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, source in sorted(content.items()):
-            entry = files.zip_entry(name)  # `unpack` knows executables by their first bytes
+            # Executables need no permission here: `unpack` recognizes them by their first bytes.
+            entry = files.zip_entry(name)
             if name.startswith("packages/"):  # wheels are already compressed
                 entry.compress_type = zipfile.ZIP_STORED
             if isinstance(source, bytes):

@@ -126,8 +126,8 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
 def _of_learn(folder: Path) -> Run:
     from pipeline.cli.compare import outcomes_of
 
-    # The command names the folder and the run, because the configuration has the run's old place if
-    # its folder was moved or copied.
+    # The command names the folder and the run, because the configuration still has the run's old
+    # folder if the folder was moved or copied.
     run = "--results-dir", folder.parent, "--run-id", folder.name
     configuration = folder / _RUN_CONFIGURATION
     remedy = shell_command("pipeline", "learn", configuration, *run, "--resume")

@@ -149,9 +149,9 @@ def _compute(jobs: Mapping[str, Sequence[dict[str, Any]]]) -> Iterator[str]:
         resumed = sum(facts["resumed"] for facts in done)
         yield (
             f"{name}: {len(done)} of {len(records)} jobs have a record here: "
-            f"{duration(sum(facts['duration_s'] for facts in done))} of jobs' time, "
+            f"{duration(sum(facts['duration_s'] for facts in done))} of job time, "
             f"{sum(timed) / 3600:.3g} CPU hours{of}"
-            f"{f'; {resumed} resumed, without the time before' if resumed else ''}."
+            f"{f'; {resumed} resumed, earlier time not counted' if resumed else ''}."
         )
     yield f"Runs that are not in params.yaml (failed or preliminary ones): {BY_AUTHORS}."
 

@@ -26,11 +26,12 @@ from pipeline.settings.project.claims import CLAIMS, LOCK, load_claims
 from pipeline.settings.project.params import Params, load_params
 from pipeline.settings.yaml_file import dump_yaml
 
-# A probability that counts as meaningful in Bouthillier et al. 2021, arXiv 2103.03098.
+# From this probability of improvement on, a difference is meaningful (Bouthillier et al. 2021,
+# arXiv 2103.03098).
 _MEANINGFUL = 0.75
 _HEAD = """\
-# What the results claim. `pipeline claims write` writes entries, `pipeline claims check` answers
-# them. Edit them freely: a value with its `interval` or a `tolerance`, or a comparison.
+# Claims about the results. `pipeline claims write` writes entries, and `pipeline claims check`
+# checks them. You may edit them: each has a value with an `interval` or a `tolerance`, or compares.
 """
 # An entry begins in the first column; a comment there belongs to the entry before it.
 _ENTRY = re.compile(r"^(?=[^\s#])", re.MULTILINE)
@@ -88,7 +89,7 @@ def _check(arguments: argparse.Namespace) -> str:
         value = [one | {"cause": reason} for one, reason in zip(told, reasons, strict=True)]
         text = json.dumps(value, indent=2)
     if counts["not"]:
-        # The answers are the result, so they go to standard output.
+        # The answers are the command's result, so they go to standard output.
         sys.stdout.write(f"{text}\n")
         raise ClaimError(f"{counts['not']} of {len(found)} claims: not reproduced")
     return text
@@ -110,7 +111,8 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
         old, new = sorted(map(int, recorded[name])), params.experiments[name].seeds
         both = [seed for seed in old if seed in new]
         gone, added = ([seed for seed in seeds if seed not in both] for seeds in (old, new))
-        # Replaced seeds are paired in order: their first difference is the seed.
+        # Removed seeds are compared with added seeds in pairs: the first difference of such a pair
+        # is the seed.
         for then, now in (*zip(both, both, strict=True), *zip(gone, added, strict=False)):
             history = recorded[name][str(then)]["history"]
             if cause := _first_difference(history, _history(root, name, now)):
@@ -118,13 +120,17 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
         if len(old) != len(new):
             return [f"first cause: number of seeds: {len(old)}, {len(new)}"]
     return [
-        f"no record of a policy differs, but {answer.changed[0]} does: by the evaluation's "
-        "settings, an edit, or the type of CPU, which decides which kernels run"
+        f"no record of a policy differs, but {answer.changed[0]} does; the cause is "
+        "the evaluation's settings, an edit of the file, or the type of CPU, which decides which "
+        "kernels run"
     ]
 
 
 def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Return lines on the first difference of two histories, also of machines; [] if none."""
+    """Return lines on the first difference between two histories; [] if there is none.
+
+    The machines are compared last.
+    """
     for check in causes(then, now) if then and now else ():
         return [check.what, *check.lines("  ")]
     for one, other in zip(then, now, strict=False):
@@ -136,13 +142,14 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 
 
 def _history(root: Path, name: str, seed: int) -> list[Record]:
-    """Return the records of what made a run's policy, with the machine where it was recorded."""
+    """Return a record of each stage that made a run's policy, with its machine; {} if unknown."""
     history = []
     # The first behavior's file, because the files of all behaviors have the same records.
     for model in sorted((root / f"results/export/{name}/seed{seed}").glob("*.onnx"))[:1]:
         for record in read(model):
             kept = ("stage", "seed", "interrupted_at_steps", *claims.SHARED)
-            # The seed has its own field; without it, all seeds share their parameters.
+            # The parameters are equal for all seeds if the seed, which has its own field, is left
+            # out; claims.lock stores equal values once.
             params = {key: value for key, value in record["parameters"].items() if key != "seed"}
             whole = record | {"parameters": params, "machine": machine_of(model, record)}
             history.append({key: whole[key] for key in kept if key in whole})
@@ -191,7 +198,7 @@ def _write(arguments: argparse.Namespace) -> str:
     if (root / "dvc.yaml").is_file():  # the report shows claims, so DVC has to see the change
         sources.note(root, "report", code_of(root))
     done = f"Wrote {', '.join(entries)} to {CLAIMS}, and digests of their results to {LOCK}."
-    return "\n".join([f"{done} Commit both; `pipeline claims check` answers the claims.", *remarks])
+    return "\n".join([f"{done} Commit both; `pipeline claims check` checks the claims.", *remarks])
 
 
 def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
@@ -204,19 +211,21 @@ def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
     for one in task.standings:
         spread: dict[str, Any] = {"tolerance": 0}
         if one.interval is None:
-            text = f"{len(one.seeds)} seeds give no interval, so only the same value holds it"
+            text = (
+                f"{len(one.seeds)} seeds give no interval, so the claim holds only for this value"
+            )
             remarks.append(f"{one.experiment}_iqm{end}: {text}; edit `tolerance`.")
         else:
             spread = {"interval": [*map(shortened, one.interval)]}
         value = {"metric": "iqm", "value": shortened(one.iqm)}
         about = {"experiment": one.experiment, **more}
         entries[f"{one.experiment}_iqm{end}"] = about | value | spread
-    # Bonferroni correction: among many pairs, some differ by chance.
+    # Bonferroni correction: among many pairs, some differ by chance alone.
     limit = (1 - statistics.CONFIDENCE) / max(len(task.improvements), 1)
     for pair in task.improvements:
         name = f"{pair.better}_better_than_{pair.than}{end}"
         if pair.chance > limit or pair.probability < _MEANINGFUL:
-            remarks.append(f"No claim {name}: seeds are apart as clearly by chance.")
+            remarks.append(f"No claim {name}: the seeds show no clear difference.")
             continue
         claim = {"better_than": pair.than, "probability": _MEANINGFUL}
         entries[name] = {"experiment": pair.better, **more} | claim

@@ -409,7 +409,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 
 
 def _seeds(learned: Experiments) -> Iterator[str]:
-    """Yield a text for each experiment of several `pipeline learn` runs, with their names."""
+    """Yield one text that lists the runs of each experiment with several runs, if there are any."""
     groups = [members for members in learned.values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:

@@ -70,7 +70,9 @@ def check(arguments: argparse.Namespace) -> str:
     }
     for kind, path in named.items():
         if path is not None and kind in parts:
-            raise SettingsError(f"{path}: {file} is also a {kind} file. Give one of each kind.")
+            raise SettingsError(
+                f"{path}: {file} is also a {kind} file. Give only one file of each kind."
+            )
         if path is not None:
             parts[kind] = path
     # `trainer` is None for a lone curriculum or sampler file, which is checked with the defaults.
@@ -127,7 +129,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
 
 
 def _rising(settings: RunSettings) -> Iterator[str]:
-    """Yield a line for each setting with an initial value below the end of its schedule."""
+    """Yield a line for each setting with an initial value below the last value of its schedule."""
     # As in ML-Agents, linear schedules end at these values and not at 0.
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
     for section, trainer in _sections(settings).items():
@@ -176,7 +178,8 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
             kind = kind_of(document)
         if kind in parts:
             raise SettingsError(
-                f"{path}: this is a {kind} file, like {parts[kind]}. Give one of each kind."
+                f"{path}: this is a {kind} file, like {parts[kind]}. Give only one file of each "
+                "kind."
             )
         parts[kind] = path
     return parts

@@ -55,7 +55,9 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
-    text = "for a Minari dataset: the environment with the dataset's spaces and name"
+    text = (
+        "for a Minari dataset: the environment that gives the dataset its spaces and environment id"
+    )
     option(command, "--env gymnasium:ID", text)
     text = "join several .demo files into one"
     command = parser.add_command("merge", text, merge)
@@ -122,7 +124,7 @@ def positive(text: str) -> int:
 
 
 def info(arguments: argparse.Namespace) -> str:
-    """Return a description of a .demo file; with `--plot` draw its episodes' returns."""
+    """Return a description of a .demo file; with `--plot`, also draw a histogram of returns."""
     from pipeline.demos.demo_file import describe, read_demo
 
     demo = read_demo(arguments.file)
@@ -250,7 +252,7 @@ def merge(arguments: argparse.Namespace) -> str:
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Keep the episodes that meet every condition, and return a line about them."""
+    """Write the episodes that meet every condition to a new file, and return lines about it."""
     from pipeline.demos.demonstrations import trim_demo
 
     conditions = {

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command ha
         except (Problem, PipelineError, OSError) as error:
             # Every check runs, so that one call lists every problem.
             problem = one_line(error)
-            # Several checks read params.yaml, and all fail by the same mistake in it.
+            # Several checks read params.yaml, so a mistake in it makes all of them fail.
             if problem in problems and isinstance(error, PipelineError):
                 lines.append(f"-     {name:10} not checked: fix {problems[problem]} first")
                 continue
@@ -136,9 +136,13 @@ def _locks(root: Path) -> str:
     if folder is None:
         return "none here; `make lock` in a clone writes them"
     paths = sorted(folder.glob("*.txt"))
-    # This is not a TO DO: dependencies are ranges, and the user may want other versions.
+    # Other versions are not a TO DO: the package allows ranges of versions.
     others = list(unlocked(locked(paths)))
-    return f"other than locked: {few(others, _MOST_NAMED)}" if others else "all as locked"
+    return (
+        f"not the locked versions: {few(others, _MOST_NAMED)}"
+        if others
+        else "all have the locked versions"
+    )
 
 
 def _check_mujoco() -> None:
@@ -195,7 +199,7 @@ def _store(root: Path) -> str:
     from pipeline.tracking import mlflow_store
 
     if os.environ.get("PIPELINE_MLFLOW") == "off":
-        return "off, by PIPELINE_MLFLOW"
+        return "turned off by PIPELINE_MLFLOW"
     uri = mlflow_store.default_uri(root)
     address = urlsplit(uri)
     if uri.startswith("sqlite:///"):

@@ -35,7 +35,7 @@ def add_options(parser: Parser) -> None:
     option(command, "--arg KEY=VALUE", text, **several)
     text = "option of the bridge, such as teams=index; may be repeated"
     option(command, "--option KEY=VALUE", text, **several)
-    text = "list the names of built-in environments and of manifests"
+    text = "list the built-in environments and the environments in manifests"
     _add_manifest(parser.add_command("list", text, list_environments))
     text = "fetch an environment's archive into the cache, and print its executable's path"
     command = parser.add_command("fetch", text, fetch_environment)
@@ -46,11 +46,11 @@ def add_options(parser: Parser) -> None:
     option(
         command,
         "--sha256 DIGEST",
-        "expected SHA-256 of the archive; without it the digest is only printed",
+        "expected SHA-256 of the archive; without it, the command only prints the digest",
     )
     text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(command, "--executable PATH", "path inside the archive; default: the only executable")
+    option(command, "--executable PATH", "path inside the archive; default: its only executable")
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
@@ -93,9 +93,9 @@ def build(arguments: argparse.Namespace) -> str:
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
-    """Return `environment` with the values of the command-line options.
+    """Return `environment` with the options of the command line.
 
-    The values are read like a section of params.yaml, so that the same checks apply to them.
+    The options are read like a section of params.yaml, so that the same checks apply to them.
     """
     from pipeline.settings.nodes import from_plain
     from pipeline.settings.project.environments import EnvironmentParams
@@ -191,7 +191,7 @@ def _summary(entry: RemoteRegistryEntry) -> str:
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the values of texts of the form `key=value` by key; the values are read as YAML."""
+    """Return the keys and values in texts such as `gravity=9.8`; values are read as YAML."""
     from pipeline.settings.nodes import to_plain
     from pipeline.settings.yaml_file import parse_yaml
 

@@ -122,14 +122,14 @@ def run(arguments: argparse.Namespace) -> str:
     demo = arguments.demo
     if demo is not None and not Path(demo).is_file():
         hint = similar(Path(demo)) or "; name a .demo file"
-        raise SettingsError(f"--demo: {demo} is not there{hint}")
+        raise SettingsError(f"--demo: {demo} does not exist{hint}")
     # A failed start of the environment must not leave an empty folder behind.
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         environment = _environment(arguments, folder)
         if arguments.trainer == "xqc" and isinstance(environment, BridgeSource):
-            # With one copy XQC makes an update for each step of an agent.
+            # With one copy, XQC updates its networks after each step of the agent.
             environment = replace(environment, copies=1)
         name = _name_of(environment, folder)
         _refuse_what_is_there(folder, f"config/{name}.yaml")
@@ -202,7 +202,10 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return the environment's name in params.yaml and files; a build has the project's name."""
+    """Return the environment's name in params.yaml and in file names.
+
+    For a build, this is the name of the project's folder.
+    """
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
@@ -212,7 +215,7 @@ def _name_of(environment: EnvironmentParams, project: Path) -> str:
 
 
 def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
-    """Return the value of `--env` that names the environment in the folder `project`."""
+    """Return the value of `--env` that names an environment for commands in `project`."""
     if isinstance(environment, PathSource):
         path = os.path.relpath(executable_of(project / environment.found(project)), project)
         # A path without a slash would be taken for a simulator's name.
@@ -241,8 +244,8 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
             for full, spec in env.behavior_specs.items():
                 steps = env.get_steps(full)[0]
                 name = full.partition("?")[0]
-                # The environment announces each team of a behavior separately; their agents are
-                # added up.
+                # The environment announces each team of a behavior separately; the agents of all
+                # teams are counted.
                 before = behaviors.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
                 behaviors[name] = replace(
                     before,
@@ -270,9 +273,9 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Return whether XQC has been measured for this kind of behavior.
+    """Return whether a behavior is of the kind for which XQC was measured.
 
-    The behavior has one agent, vector observations, and no discrete branches.
+    This kind has one agent, only vector observations, and no discrete actions.
     """
     observations, actions = behavior.spec
     is_alone = behavior.n_agents == 1 and behavior.n_teams == 1

@@ -80,7 +80,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
 
 
 def _is_read_only(settings: RunSettings) -> bool:
-    """Return whether the run only plays an earlier run (--inference --resume), without writing."""
+    """Return whether the run only plays an earlier run (--inference --resume), writing no file."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 
@@ -119,7 +119,7 @@ def _mean_of(result: BehaviorResult) -> str:
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """Return the settings' seed; if negative, the seed of the resumed run, or a new seed."""
+    """Return the seed in the settings; if it is negative, the resumed run's seed, or a new seed."""
     seed = settings.env_settings.seed
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
@@ -276,7 +276,7 @@ class RunFolder:
 
     path: Path
     replaced: Path | None = None
-    """New path of an earlier run with the same id; None without an earlier run."""
+    """New path of the renamed folder of an earlier run; None if no folder was renamed."""
     started: bool = False
 
     def start(self) -> None:
@@ -351,7 +351,10 @@ def run_folder(
 
 
 def _runs_beside(folder: Path) -> str:
-    """Return a sentence with names of runs beside `folder`, the most similar name first."""
+    """Return a sentence that lists the runs in the parent folder of `folder`.
+
+    The runs with the most similar names come first.
+    """
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
     # `sort` is stable, so equally similar names stay in alphabetical order.
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())

@@ -90,7 +90,7 @@ _TABLE = {
     },
     "environment": {
         "--env NAME": "the environment: a path, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function (default: none, the Unity Editor)",
+        "module:function (default: the Unity Editor, when it connects)",
         "--num-envs N": "number of executables that run in parallel, in lockstep (default: 1); "
         "without --env the same as --attach",
         "--attach N": "wait for N players that you start, the first on port 5004 or --base-port, "
@@ -279,7 +279,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         raise SettingsError(f"--num-runs: {n_runs} runs need an executable; give --env, or 1 run")
     if n_runs > 1 and max(numbers.get("learners", 1), launched()[1]) > 1:
         raise SettingsError(
-            f"--num-runs: {n_runs} runs cannot share learners; start the runs one by one"
+            f"--num-runs: {n_runs} runs cannot be trained by several learners; start the runs one "
+            "by one"
         )
     return Plan(
         settings=settings,
@@ -323,7 +324,7 @@ def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
     except SettingsError as error:
         mistakes = Mistakes()
         mistakes.found = [_of_flag(part, flags) for part in error.parts]
-        # No option is to blame, so the original error keeps its traceback.
+        # If no error is about an option, the original error is raised, with its traceback.
         if mistakes.found == error.parts:
             raise
         mistakes.refuse()
@@ -363,7 +364,7 @@ def _checked_numbers(options: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
-    """Return the names of sinks; --track may be repeated, and may list several names."""
+    """Return the names of sinks that --track gives; each use of it may list several names."""
     if "track" not in options:
         return None
     names = [name.strip() for text in options["track"] for name in text.split(",") if name.strip()]
@@ -473,7 +474,7 @@ def _fixed_port(settings: RunSettings, options: Mapping[str, Any], worker: int) 
 
 
 def _path_below_volume(options: Mapping[str, Any], path: str | None) -> Path | None:
-    """Return a path below the volume of --docker-target-name, if the option was given."""
+    """Return `path`, below the volume of --docker-target-name if this option was given."""
     if path is None:
         return None
     name = options.get("docker_target_name")
@@ -498,7 +499,7 @@ def _below_volume(settings: RunSettings, options: Mapping[str, Any]) -> RunSetti
 
 
 def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
-    """Return settings with options applied to every behavior, and to unlisted behaviors."""
+    """Return settings with the options that change every behavior, also each unlisted one."""
     for option in OPTIONS:
         if option.behavior_key is None or option.dest not in options:
             continue

@@ -20,8 +20,8 @@ for example
   pipeline onnx check results/first/3DBall.onnx --env balance_ball
   pipeline onnx check *.onnx --full
 
-Exit code 0: Unity loads every file, and it fits the behavior; else 2. The rules follow Unity's
-package; they have not been tested in Unity.
+Exit code 0: Unity loads every file, and every file fits the behavior; else 2. The rules follow
+Unity's package; they have not been tested in Unity.
 """
 _PACKAGES = {
     2: "with package 1.x and newer",
@@ -96,7 +96,7 @@ def only_model(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     listed = f"has {few([*map(str, found)], _MAX_NAMES)}; name one of them"
-    has = listed if found else "has no .onnx file; name a run's"
+    has = listed if found else "has no .onnx file; give the file of a run"
     raise ExportError(f"{path}: is a folder, which {has}")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
-# These words of other programs mean commands of this program, but have other letters.
+# The search for similar names would not find these commands.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
 """For names of commands in other programs: the name of the same command here."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
@@ -41,7 +41,8 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         retired: destinations of options that an abbreviation selects only if no other option fits.
-        given_elsewhere: returns where to give the setting of an unknown option; None if unknown.
+        given_elsewhere: function that returns where to give the setting that an unknown option
+            names; None if it is no setting.
     """
 
     retired: Collection[str] = ()

@@ -108,7 +108,7 @@ def _amount(params: Params) -> str:
 
 
 def left_over(params: Params) -> list[str]:
-    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes now."""
+    """Return the paths of results, on disk or in dvc.lock, that params.yaml no longer has."""
     places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
     for stage in _OF_RUNS:
         places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]
@@ -150,7 +150,7 @@ def _listed(left: Collection[str], runs: Collection[str]) -> str:
 def _prune(left: Collection[str], runs: Collection[str]) -> str:
     """Delete left-over results, and return a line with their number."""
     for place in map(Path, left):
-        # These are the result, and the folder of its unfinished attempts.
+        # The paths are the result itself, and the folder of its unfinished attempts.
         paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
         if place.parent == Path("results/demos"):
             paths.append(Path("data/demos", f"{place.stem}.demo"))

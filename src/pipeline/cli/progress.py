@@ -119,7 +119,7 @@ def _instance(key: str, entry: Mapping[str, Any]) -> str:
 def _paths(
     stage: Mapping[str, Any], lists: Collection[str], values: Mapping[str, Any]
 ) -> list[str]:
-    """Return the paths in lists of a stage of dvc.yaml, with placeholders filled in."""
+    """Return the paths in the given lists of a stage of dvc.yaml; `values` fills placeholders."""
     entries = [entry for name in lists for entry in stage.get(name, ())]
     # An entry with options is a map with the path as its only key.
     names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]

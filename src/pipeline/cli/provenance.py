@@ -50,7 +50,9 @@ class Check:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
-    parser.add_argument("file", type=Path, help="file of the stage export or of `pipeline learn`")
+    parser.add_argument(
+        "file", type=Path, help="an .onnx file of the stage export or of `pipeline learn`"
+    )
     text = (
         "the checkout or project to compare with; default: the present folder, else the project "
         "that contains the file"
@@ -85,7 +87,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _compared(first: Path, second: Path) -> str:
-    """Return a text with possible causes of two files' difference, the earliest first."""
+    """Return a text that lists what may cause a difference between two files."""
     from pipeline.export.layout import without_metadata
 
     paths, histories = (first, second), (read(first), read(second))
@@ -117,7 +119,7 @@ def _compared(first: Path, second: Path) -> str:
 def causes(
     first: Sequence[provenance.Record], second: Sequence[provenance.Record]
 ) -> Iterator[Check]:
-    """Yield what differs between two histories, the earliest stage and likeliest cause first."""
+    """Yield the differences between two histories, by stage, the likeliest cause first."""
     stages = [[record["stage"] for record in history] for history in (first, second)]
     # Histories of different length cannot be compared stage by stage.
     if stages[0] != stages[1]:
@@ -152,7 +154,7 @@ def _other_fields(
 
 
 def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return `key: value here, value there` for each key with different values."""
+    """Return the text `key: value, other value` for each key with different values."""
     keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
     return tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
 
@@ -293,7 +295,7 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
         return None, "not known: no commit here has the folder src"
     return None, (
         f"none of the last {len(lines)} commits that changed src has these sources: they were not "
-        "committed, or in another repository"
+        "committed, or are in another repository"
     )
 
 

@@ -34,7 +34,7 @@ _INSTALLED = ".installed"
 _MOST_BYTES = 1 << 26
 """Maximum size of archive.json in bytes."""
 _KINDS = (0, 4, 8)
-# Variables of the caller that would let other code or other folders into the environment.
+# These variables of the caller would add other code or other folders.
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STAGE")
 
 
@@ -124,14 +124,16 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     try:
         with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
             about = file.read(_MOST_BYTES)
-            # 8 is a regular file in the upper bits of Unix's mode, 4 a folder, 0 none.
+            # The upper bits of Unix's mode are 8 for a file, 4 for a folder, 0 without a mode.
             others = [e.filename for e in content.infolist() if e.external_attr >> 28 not in _KINDS]
     except OSError as error:
         raise SettingsError(f"{archive}: cannot be read ({error.strerror})") from error
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError):
         raise SettingsError(f"{archive}: is not a file of `pipeline archive`") from None
     if others:  # `pipeline archive` writes no links
-        raise FetchError(f"{archive}: {others[0]!r} is a link, which no archive of ours has")
+        raise FetchError(
+            f"{archive}: {others[0]!r} is a link, and `pipeline archive` writes no links"
+        )
     if folder.exists():
         record = folder / ABOUT
         if not record.is_file() or record.read_bytes() != about:
@@ -150,7 +152,7 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     if values.get("format") != FORMAT or not isinstance(digests, dict):
         raise SettingsError(
             f"{archive}: has format {values.get('format')!r} of {ABOUT}, and this version reads "
-            f"{FORMAT}; use the version of rl-pipeline in it"
+            f"{FORMAT}; use the version of rl-pipeline in the archive"
         )
     # The archive comes from a stranger: only files inside the project are compared.
     outside = [name for name in digests if Path(name).is_absolute() or ".." in Path(name).parts]

@@ -66,7 +66,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
     text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all runs"
     parser.add_argument("run", nargs="?", help=text)
-    text = "only rows of runs with the same results as an uninterrupted run"
+    text = "show only rows of runs with the same results as an uninterrupted run"
     option(parser, "--exact", text)
     text = (
         "first make the MLflow store again from the files in results/, for example in a copied "

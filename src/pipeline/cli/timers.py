@@ -68,7 +68,7 @@ class Times:
     working_s: float
     """Seconds that each environment worked, also while the loop did other work."""
     idle_s: float = 0.0
-    """Seconds that the other thread stored experience or waited for it."""
+    """Seconds in which the thread of the updates stored experience or waited for it."""
     n_exchanges: int | None
     """Number of exchanges with each environment; None if unknown."""
     n_minibatches: int | None
@@ -302,8 +302,7 @@ def _seconds(times: Times, part: str) -> float:
 
 
 def _share(times: Times, part: str) -> str:
-    """Return the text of a part's share of the loop's time; empty for a part in another thread."""
-    # Parts in other threads have no share, as shares are of the loop's time.
+    """Return a part's share of the loop's time as text; empty for a part in another thread."""
     is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
 
@@ -364,8 +363,8 @@ def _advice(times: Times) -> list[str]:
         )
     if times.pace is not None:
         lines.append(
-            "  How many updates an exchange hides is unknown: each had longer ones. Measure with a "
-            "larger steps_per_update, or with auto."
+            "  How many updates fit into an exchange is unknown: the updates took longer than each "
+            "exchange. Measure with a larger steps_per_update, or with auto."
             if math.isnan(times.pace)
             else f"  steps_per_update: {times.pace:g} fills the time that environments work."
         )

@@ -73,7 +73,7 @@ def test_checklist_leaves_questions_to_the_authors_that_no_run_can_answer(root, 
         assert found[name] == ("to be answered by the authors", [])
     answer, lines = found["Neu Experiments compute resources"]
     assert answer == "known in part, the rest to be answered by the authors"
-    assert lines[0] == "a: 0 of 9 jobs have a record here: 0.0 s of jobs' time, 0 CPU hours."
+    assert lines[0] == "a: 0 of 9 jobs have a record here: 0.0 s of job time, 0 CPU hours."
 
 
 def test_checklist_sums_compute_time_for_each_experiment_and_in_total(root, capsys):
@@ -83,11 +83,11 @@ def test_checklist_sums_compute_time_for_each_experiment_and_in_total(root, caps
     job(root, "b/seed1", cpu_s=360.0)
     _, lines = items(printed(capsys))["Neu Experiments compute resources"]
     assert lines[:3] == [
-        "a: 3 of 9 jobs have a record here: 3 min 00 s of jobs' time, 1.5 CPU hours of 2 jobs; "
-        "1 resumed, without the time before.",
-        "b: 1 of 3 jobs have a record here: 60.0 s of jobs' time, 0.1 CPU hours.",
-        "All: 4 of 12 jobs have a record here: 4 min 00 s of jobs' time, 1.6 CPU hours of 3 jobs; "
-        "1 resumed, without the time before.",
+        "a: 3 of 9 jobs have a record here: 3 min 00 s of job time, 1.5 CPU hours of 2 jobs; "
+        "1 resumed, earlier time not counted.",
+        "b: 1 of 3 jobs have a record here: 60.0 s of job time, 0.1 CPU hours.",
+        "All: 4 of 12 jobs have a record here: 4 min 00 s of job time, 1.6 CPU hours of 3 jobs; "
+        "1 resumed, earlier time not counted.",
     ]
     assert lines[3].startswith("Runs that are not in params.yaml")
     assert lines[4:] == [

@@ -283,8 +283,8 @@ def test_claims_write_prints_which_claims_are_left_out(small, capsys):
     params_of(small, a={"seeds": [1, 2]}, b={"seeds": [1, 2]}, none={"seeds": [7]})
     assert main(["claims", "write"]) == 0
     told = capsys.readouterr().out
-    assert "a_iqm: 2 seeds give no interval, so only the same value holds it" in told
-    assert "No claim a_better_than_b: seeds are apart as clearly by chance." in told
+    assert "a_iqm: 2 seeds give no interval, so the claim holds only for this value" in told
+    assert "No claim a_better_than_b: the seeds show no clear difference." in told
     assert "Left out: none has no results of some seeds; `pipeline run none`." in told
     assert yaml.safe_load((small / CLAIMS).read_text())["a_iqm"]["tolerance"] == 0
     assert set(verdicts(checked(capsys, 0)).values()) == {"identical"}

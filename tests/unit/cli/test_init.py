@@ -120,7 +120,7 @@ def test_init_sets_one_environment_copy_for_xqc(tmp_path, monkeypatch, capsys):
 def test_init_with_demonstrations_adds_the_pretrain_stage(tmp_path, monkeypatch, refused, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["own", "--env", "balance_ball", "--demo"]
-    assert "--demo: no.demo is not there" in refused("init", *words, "no.demo")
+    assert "--demo: no.demo does not exist" in refused("init", *words, "no.demo")
     Path("played.demo").write_bytes(b"")
     assert cli.main(["init", *words, "played.demo"]) == 0, capsys.readouterr().err
     params = load_params("own/params.yaml")

@@ -147,7 +147,7 @@ def test_options_learners_and_lesson_are_used_and_num_runs_is_refused_with_torch
     launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs cannot share learners"):
+    with pytest.raises(SettingsError, match=r"^--num-runs: 2 runs cannot be trained by"):
         plan(config, "--num-runs", "2")
 
 
@@ -290,7 +290,7 @@ def test_command_line_overrides_the_file_and_resume_overrides_initialize_from(
         (["--lesson", "-1"], "--lesson: must be at least 0, got -1"),
         (["--num-runs", "0"], "--num-runs: must be at least 1, got 0"),
         (["--num-runs", "2", "--attach", "1"], "--num-runs: 2 runs need an executable"),
-        (["--num-runs", "2", "--learners", "2"], "--num-runs: 2 runs cannot share learners"),
+        (["--num-runs", "2", "--learners", "2"], "--num-runs: 2 runs cannot be trained by"),
         (["--learners", "0"], "--learners: must be at least 1, got 0"),
         (["--worker-id", "x"], "--worker-id: needs a whole number, got 'x'"),
         (["--resume", "--force"], "--resume and --force contradict each other"),
