@@ -1,4 +1,4 @@
-"""Values with file and line, for error messages."""
+"""Values of settings, each with its file and line for error messages."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def chosen_pace(
     waiting, and experience is collected at least half as fast as without updates.
 
     Args:
-        wait_s: seconds of an exchange in which a trainer without updates waits.
+        wait_s: seconds for which a trainer that makes no updates waits in each exchange.
         gradient_step_s: seconds of an update.
-        n_rows: agent steps from one start of updates to the next: of an exchange if updates are
-            spread over exchanges (`threaded`), else of a rollout.
+        n_rows: number of agent steps between two starts of updates: the steps of one exchange if
+            updates are spread over exchanges (`threaded`), else the steps of a rollout.
         share: share of the waiting time that updates may take; see `free_share`.
     """
     # This is the number of updates per exchange; a fraction below 1 means one update in several

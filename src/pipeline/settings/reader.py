@@ -73,7 +73,7 @@ Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 """A whole number of at least 0."""
 CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
-"""A whole number from 0, or -1 for no limit or for no chosen number."""
+"""A whole number from 0, or -1, which means no limit, or that no number is given."""
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 """A number in [0, 1]."""
 NonNegative = Annotated[float, Bounds(at_least=0)]
@@ -266,7 +266,7 @@ def part(group: Group[T], name: str, node: Node, path: str) -> T:
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
     """Return the error for a key that is not in `known`, a map from names of keys to types."""
-    # A key at the wrong level is more common than a misspelt key of another section.
+    # A key at the wrong level is more common than a misspelt key, so this is checked first.
     deeper = [name for name, hint in known.items() if key in keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
     more = getattr(known, "more", "")
@@ -300,10 +300,10 @@ def display(node: Node) -> str:
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of every settings class that a type hint names directly, as in a union."""
+    """Return the keys of a settings class, or of all settings classes in a union, by type hint."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
-    # Keys of deeper sections are left out, because they would make the hint ambiguous.
+    # Keys of sections inside these classes are left out: an error would propose too many places.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 

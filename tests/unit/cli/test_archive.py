@@ -88,7 +88,9 @@ def test_archive_refuses_sources_that_differ_from_the_commit_and_names_them(proj
 def test_archive_refuses_committed_symbolic_links(project, refused):
     (project / "link").symlink_to("t.yaml")
     commit(project, "a link")
-    assert refused("archive", "paper.zip").startswith(f"{project}: link are links, which archives")
+    assert refused("archive", "paper.zip").startswith(
+        f"{project}: link are links, which an archive"
+    )
 
 
 def test_archive_contains_the_results_of_params_yaml_and_refuses_a_missing_result(project):

@@ -324,7 +324,7 @@ IN_SWEEPS = [
     (
         "seeds: [7, 8]",
         "seeds: [1, 8]",
-        "sweeps.rates.best: seeds has [1], which chose the best",
+        "sweeps.rates.best: seeds has [1], with which the best",
     ),
     ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
     ("  rates:\n", "  base:\n", "would be mixed with those of 'base'; rename one"),

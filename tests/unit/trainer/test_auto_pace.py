@@ -139,7 +139,7 @@ def test_behaviors_without_an_entry_share_the_chosen_steps_per_update(
 
 def test_steps_per_update_auto_is_refused_for_several_learners(quick):
     settings = quick(trainer_type="sac", hyperparameters={"steps_per_update": "auto"})
-    with pytest.raises(SettingsError, match="auto is of one process; give a number"):
+    with pytest.raises(SettingsError, match="auto is measured in one process; give a number"):
         refuse_unshareable("Toy", settings.behaviors["Toy"], 2)
 
 

@@ -1,4 +1,4 @@
-"""`claims.yaml`: what the results of a project's experiments claim."""
+"""`claims.yaml`: claims about the results of a project's experiments."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from pipeline.settings.reader import ContradictionError, Fraction, NonNegative, 
 from pipeline.settings.yaml_file import read_yaml
 
 CLAIMS, LOCK = Path("claims.yaml"), Path("claims.lock")
-"""The claims, and the digests and records of the results that they were written from."""
+"""The file of claims, and the file with digests and records of the results behind the claims."""
 _KINDS = (
     ("metric", "value", "interval"),
     ("metric", "value", "tolerance"),

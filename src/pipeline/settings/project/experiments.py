@@ -33,7 +33,7 @@ SINKS: Group[Any] = Group(
 `tracking/sinks/<name>.py`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
-"""By the name of a sink: the extra that installs the package which the sink needs."""
+"""For each of these sinks: the extra that installs the package which the sink needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class RuntimeParams:
     def __post_init__(self) -> None:
         # The variables of `machine.PORTABLE` choose kernels of CPUs only.
         if self.deterministic == "portable" and self.device != "cpu":
-            text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
+            text = f"'portable' needs device: cpu, got {self.device!r}; a GPU has other kernels"
             raise ContradictionError("deterministic", text)
 
 
@@ -115,7 +115,7 @@ class EvaluationParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceParams:
-    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` rerun stages."""
+    """`experiments.<name>.resources`: limits for the jobs that Snakemake starts."""
 
     threads: Count | None = None
     """Number of threads of the stages pretrain and train, in place of `runtime.torch_threads`; a
@@ -152,7 +152,7 @@ class ExperimentParams:
     """Settings of the stage evaluate, which requires them."""
     learners: Count = 1
     """Number of processes that train one run together, each with its own environments; a change
-    causes reruns."""
+    reruns the stage train."""
     exact: Literal["preferred", "required"] = "preferred"
     """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
     Does not affect the result."""

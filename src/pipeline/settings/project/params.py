@@ -162,7 +162,7 @@ class Params:
     def _placed(
         self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
     ) -> Node:
-        """Return overrides as nodes with the lines at which params.yaml gives their values."""
+        """Return overrides as nodes, each with the line of params.yaml that has the value."""
         node = undotted(overrides, str(self.path))
         for written in self._written(experiment, sweep, number):
             node = located(node, undotted(written, str(self.path)))
@@ -183,7 +183,7 @@ class Params:
             yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return versions of plug-in packages and digests of the user's files that are in use."""
+        """Return versions of plug-in packages and digests of the files that an experiment uses."""
         groups, experiment = (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS), self.experiment(name)
         file = self.path.parent / experiment.trainer
         written = f"{experiment.overrides}{file.read_text('utf-8') if file.is_file() else ''}"
@@ -338,7 +338,7 @@ def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
     node = find(root, at)
     if not known:
-        raise fail(node, at, f"{display(node)} is not defined, and nor is any other")
+        raise fail(node, at, f"{display(node)} is not defined: params.yaml defines no such name")
     choice(node, at, known)
 
 

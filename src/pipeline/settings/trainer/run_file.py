@@ -267,7 +267,7 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, and an empty file: a run would train with defaults."""
+    """Refuse a file of another kind, without settings, or with too many behaviors."""
     entries = entries_of(document, "")
     # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
@@ -340,15 +340,15 @@ def _refuse_as_behavior(name: str, item: Node) -> None:
 
 
 def _tell(present: Present, path: Path | str | None) -> None:
-    """Log the notes about the conversion of an old file; called after all checks."""
+    """Log the notes about the conversion of an old file."""
     if present.family is not Family.PRESENT:
         text = "%s: has the format of %s; `%s` converts it to the present format."
         _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
     behaviors = present.document.value.get("behaviors")
     if behaviors is not None and behaviors.value and "default" in behaviors.value:
         _log.warning(
-            "%s: behaviors.default: only a behavior called 'default' has these settings; those of "
-            "every behavior without an entry are 'default_settings', at the top level of the file",
+            "%s: behaviors.default: only a behavior called 'default' has these settings; the "
+            "settings of other behaviors are 'default_settings', at the top level of the file",
             behaviors.value["default"].where,
         )
     for change in present.changes.entries:
@@ -363,7 +363,7 @@ def upgrade_command(*olds: Path) -> str:
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Raise an error for an override of a behavior that the file does not list: a misspelt name."""
+    """Raise an error for an override of a behavior that the file does not list."""
     # An override that adds a behavior would otherwise train nothing, without a message.
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
@@ -488,7 +488,7 @@ def refuse_undecided(settings: RunSettings) -> None:
         prefix = f"{place}: " if place else ""
         raise SettingsError(
             f"{prefix}{key}: needs a number in an experiment of params.yaml, got 'auto', which "
-            "each machine measures anew; `pipeline timers RUN` proposes one from a run of "
+            "depends on measured times; `pipeline timers RUN` proposes one from a run of "
             "`pipeline learn`"
         )
 

@@ -94,8 +94,8 @@ class NetworkSettings:
     """Activation function of the hidden layers; not for `xqc`."""
     layer_norm: bool = field(default=False, metadata=_ADDITION)
     """Whether each hidden layer is normalised before its activation (arXiv 1607.06450); not for
-    `xqc`, and not if a hypernetwork makes weights from goal observations (`goal_conditioning_type:
-    hyper`)."""
+    `xqc`, and not if a hypernetwork generates weights from goal observations
+    (`goal_conditioning_type: hyper`)."""
     vis_encode_type: VisualEncoder = "simple"
     """The encoder of images; `module:Class` for an encoder of your own."""
     encoder: EncoderClass | None = field(default=None, metadata=_ADDITION)
@@ -372,7 +372,7 @@ class OnPolicySettings(HyperparameterSettings):
     # As in RSL-RL, the learning rate is adapted to the KL divergence; None keeps ML-Agents'
     # schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
-    """Target of the KL divergence between the policies before and after an update (RSL-RL has
+    """Target of the KL divergence between the policies before and after an update (RSL-RL uses
     0.01). The learning rate is adapted to reach this target, within 1e-5..1e-2;
     learning_rate_schedule must be constant. Null for the learning rate of
     learning_rate_schedule."""
@@ -386,7 +386,7 @@ class OnPolicySettings(HyperparameterSettings):
     @property
     def why_alone(self) -> str:
         """Why only one learner can be used, and what to change; empty if several can be used."""
-        text = "the returns' spread of return_normalization is of one process; set it to false"
+        text = "return_normalization measures the returns of one process only; set it to false"
         return text if self.return_normalization else ""
 
 
@@ -453,7 +453,7 @@ class OffPolicySettings(HyperparameterSettings):
     # Noise that lasts several decisions explores farther than noise that cancels itself out.
     held_noise: Count = field(default=1, metadata=_ADDITION)
     """Maximum number of successive decisions for which an agent keeps its exploration noise; the
-    number n is drawn with a probability proportional to 1 / n^2 (FlashSAC 2026 has 16). 1 for new
+    number n is drawn with a probability proportional to 1 / n^2 (FlashSAC 2026 uses 16). 1 for new
     noise in each decision. For continuous actions only; must be 1 with memory."""
     reward_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
@@ -471,8 +471,10 @@ class OffPolicySettings(HyperparameterSettings):
     def why_alone(self) -> str:
         """Why only one learner can be used, and what to change; empty if several can be used."""
         if self.steps_per_update == AUTO:
-            return "steps_per_update: auto is of one process; give a number, or one learner"
-        text = "the rewards' spread of reward_normalization is of one process; set it to false"
+            return (
+                "steps_per_update: auto is measured in one process; give a number, or one learner"
+            )
+        text = "reward_normalization measures the returns of one process only; set it to false"
         return text if self.reward_normalization else ""
 
 
@@ -1062,7 +1064,7 @@ class EnvironmentParameter:
         for index, lesson in enumerate(parameter.curriculum[:-1]):
             if lesson.completion_criteria is None:
                 text = f"A non-terminal lesson does not have a completion_criteria for {name}."
-                raise fail(lessons.value[index], join(at, index), f"{text} Say when it is over")
+                raise fail(lessons.value[index], join(at, index), f"{text} Add it")
         # This is a warning and not an error, because ML-Agents accepts such files.
         if parameter.curriculum[-1].completion_criteria is not None:
             _log.warning(
