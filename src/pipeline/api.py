@@ -192,13 +192,15 @@ def _environments(
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]
         if given:
-            raise SettingsError(f"{given[0]}: an executable takes env_args instead")
+            raise SettingsError(f"{given[0]}: not for an executable; give env_args instead")
         text = f"environments: {num_envs}, each in a process; processes that learn: {n_learners}"
         return env if env is None or isinstance(env, Path) else _path_of(env), text
     several = isinstance(env, Sequence) and not isinstance(env, str)
     is_copied = isinstance(env, str) or makes_environments(env)
     if num_envs > 1 and not is_copied:
-        raise SettingsError("num_envs: an object is one environment; pass its class or a function")
+        raise SettingsError(
+            "num_envs: an object is only one environment; pass its class or a function"
+        )
     sources = list(env) if several else [env] * (num_envs if is_copied else 1)
     seed = first[0] + first[1] * len(sources)
     envs = [make_env(source, seed=seed + n, **options) for n, source in enumerate(sources)]

@@ -241,7 +241,7 @@ def similar(path: Path | str) -> str:
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
-            # The first file of a stem is on the highest level.
+            # `_below` lists the highest level first, so the first file with a stem is kept.
             candidates.setdefault(file.stem, file)
     for name in get_close_matches(path.stem, candidates, cutoff=_ALIKE_HERE):
         file = candidates[name]

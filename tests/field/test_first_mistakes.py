@@ -64,7 +64,7 @@ def test_run_that_ends_before_its_first_update_logs_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("kind", "end"), [("ppo", "all in one minibatch"), ("sac", "nothing is learned")]
+    ("kind", "end"), [("ppo", "an update has only one minibatch"), ("sac", "nothing is learned")]
 )
 def test_batch_size_above_buffer_size_is_warned_about(kind, end, tmp_path, capsys):
     (text,) = checked(tmp_path, capsys, trainer(kind, batch_size=65, buffer_size=64))
@@ -76,7 +76,7 @@ def test_batch_size_above_buffer_size_is_warned_about(kind, end, tmp_path, capsy
 
 
 LATE = {
-    "summary_freq": ({"summary_freq": 1001}, "no summary is written, nor learning curve"),
+    "summary_freq": ({"summary_freq": 1001}, "no summary and no learning curve is written"),
     "checkpoint_interval": (
         {"checkpoint_interval": 1001},
         "only the end of the run leaves a checkpoint",
@@ -113,7 +113,7 @@ def test_sequence_length_above_time_horizon_is_warned_about(tmp_path, capsys):
     memory = {"memory": {"sequence_length": 65}}
     settings["default_settings"]["network_settings"] |= memory
     (said,) = checked(tmp_path, capsys, settings)
-    assert said.endswith("is above time_horizon 64: no sequence is longer than that")
+    assert said.endswith("is above time_horizon 64: no sequence is longer than time_horizon")
 
 
 @pytest.fixture(autouse=True)

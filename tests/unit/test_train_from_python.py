@@ -120,9 +120,9 @@ def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
 @pytest.mark.parametrize(
     ("env", "options", "said"),
     [
-        (Beacon(), {"num_envs": 2}, "num_envs: an object is one environment; pass its class"),
+        (Beacon(), {"num_envs": 2}, "num_envs: an object is only one environment; pass its class"),
         (Beacon(), {"n_agents": 2}, "n_agents, env_options: an object is one copy"),
-        (None, {"n_agents": 2}, "n_agents: an executable takes env_args instead"),
+        (None, {"n_agents": 2}, "n_agents: not for an executable; give env_args instead"),
     ],
 )
 def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_copied(

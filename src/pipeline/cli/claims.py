@@ -31,7 +31,8 @@ from pipeline.settings.yaml_file import dump_yaml
 _MEANINGFUL = 0.75
 _HEAD = """\
 # Claims about the results. `pipeline claims write` writes entries, and `pipeline claims check`
-# checks them. You may edit them: each has a value with an `interval` or a `tolerance`, or compares.
+# checks them. You may edit them: an entry has a value with an `interval` or a `tolerance`, or it
+# compares two experiments.
 """
 # An entry begins in the first column; a comment there belongs to the entry before it.
 _ENTRY = re.compile(r"^(?=[^\s#])", re.MULTILINE)

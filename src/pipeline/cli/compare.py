@@ -153,7 +153,10 @@ def _published(
     outcomes, notes = list[Outcome](), dict[str, str]()
     for path in map(Path, paths):
         if path.stem in {outcome.experiment for outcome in (*own, *outcomes)}:
-            raise SettingsError(f"{path}: an experiment is called {path.stem}; rename the file")
+            raise SettingsError(
+                f"{path}: its results would have the name of the experiment {path.stem}; rename "
+                "the file"
+            )
         found, notes[path.stem] = read_published(path, tasks, note)
         outcomes += found
     return outcomes, notes
@@ -365,8 +368,8 @@ def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
     """Return runs of `pipeline learn` by experiment and seed.
 
-    Runs with equal settings except the seed are one experiment. Its name is only a label: if
-    `used_names` has the name, the path of a run, which is unique, replaces it.
+    Runs with equal settings except the seed are one experiment. It gets a name from its runs; if
+    `used_names` has this name, it gets the path of a run, which is unique.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:

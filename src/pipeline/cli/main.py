@@ -184,7 +184,10 @@ class _Overview(Parser):
         width = max(map(len, COMMANDS))
         for title, commands in GROUPS.items():
             lines += ["", title, *(f"  {name:{width}}  {text}" for name, text in commands.items())]
-        lines += ["", "`pipeline COMMAND --help` has options and examples; --version the version."]
+        lines += [
+            "",
+            "Options and examples: `pipeline COMMAND --help`; version: `pipeline --version`.",
+        ]
         return "\n".join(lines) + "\n"
 
 

@@ -372,7 +372,7 @@ def _input(kind: str, entry: Mapping[str, str], root: Path) -> Check:
         reason = "the record has no path" if path is None else f"{path} is not in the tree"
         return Check(what=label, verdict="unknown", details=(reason,))
     now = digest_of(root / path)
-    return _check(label, [] if now == entry["sha256"] else [f"{path} has another content"])
+    return _check(label, [] if now == entry["sha256"] else [f"the content of {path} has changed"])
 
 
 def _versions(stage: provenance.Record) -> Check:

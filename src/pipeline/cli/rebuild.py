@@ -43,7 +43,7 @@ def rebuild(root: Path) -> None:
         try:
             _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
         except PipelineError as error:  # params.yaml may no longer have the experiment
-            _log.warning("%s/seed%s has no row: %s", name, seed, error)
+            _log.warning("%s/seed%s gets no row in MLflow: %s", name, seed, error)
 
 
 def _make_row(run: run_context.Run) -> None:

@@ -157,7 +157,10 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     # The archive comes from a stranger: only files inside the project are compared.
     outside = [name for name in digests if Path(name).is_absolute() or ".." in Path(name).parts]
     if outside or not all(isinstance(digest, str) for digest in digests.values()):
-        raise SettingsError(f"{archive}: {ABOUT} is damaged: results {few(outside, 1)}".rstrip())
+        raise SettingsError(
+            f"{archive}: {ABOUT} is damaged; use another copy. Wrong results: "
+            f"{few(outside, 1)}".rstrip()
+        )
     python = ".".join(map(str, sys.version_info[:2]))
     if values.get("python") != python:
         _log.warning(

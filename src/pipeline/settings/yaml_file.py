@@ -91,7 +91,7 @@ class _Loader(yaml.SafeLoader):
         # If ML-Agents' object has no behaviors, it is written as the list of its arguments.
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
-            raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
+            raise _error(event, f"the tag {tag!r} is not allowed, because settings are plain data")
         # Values are counted here, because composing very many values is slow in itself.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:

@@ -188,8 +188,14 @@ def test_reproduce_refuses_a_missing_file_and_files_that_are_no_archives(
     [
         ({"format": 2}, "has format 2 of archive.json, and this version reads 1; use the version"),
         ({"results": []}, "has format 1 of archive.json"),
-        ({"results": {"../a": "0"}}, "archive.json is damaged: results ../a"),
-        ({"results": {"/a": "0"}}, "archive.json is damaged: results /a"),
+        (
+            {"results": {"../a": "0"}},
+            "archive.json is damaged; use another copy. Wrong results: ../a",
+        ),
+        (
+            {"results": {"/a": "0"}},
+            "archive.json is damaged; use another copy. Wrong results: /a",
+        ),
         ({"results": {"a": 0}}, "archive.json is damaged"),
     ],
 )

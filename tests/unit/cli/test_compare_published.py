@@ -141,7 +141,7 @@ def test_published_file_that_cannot_be_used_is_refused_in_one_line(text, message
 def test_compare_refuses_a_file_named_like_an_experiment_and_contradicting_options(root, refused):
     Path("a.csv").write_text(HEAD + rows())
     assert refused("compare", "--with", "a.csv") == (
-        "a.csv: an experiment is called a; rename the file"
+        "a.csv: its results would have the name of the experiment a; rename the file"
     )
     assert refused("compare", "--note", "x") == "--note belongs to --with FILE, which is not given"
     assert "gone.csv: cannot be read as CSV" in refused("compare", "--with", "gone.csv")

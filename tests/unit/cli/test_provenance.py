@@ -231,7 +231,7 @@ def test_provenance_reports_edited_sources_and_an_edited_environment_as_differen
         "src/pipeline/a.py has changed",
         "src/pipeline/b.py is missing",
     ]
-    assert details["environment ball"] == ["build/env/ball has another content"]
+    assert details["environment ball"] == ["the content of build/env/ball has changed"]
 
 
 def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree, tmp_path, capsys):

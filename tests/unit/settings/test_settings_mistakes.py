@@ -174,7 +174,7 @@ WHOLE = [
     (
         "debug: !!python/name:os.system\n",
         ":1: cannot be read as YAML: the tag 'tag:yaml.org,2002:python/name:os.system' is not "
-        "allowed, settings are plain data",
+        "allowed, because settings are plain data",
     ),
     (
         "behaviors: {A: {reward_signals: {gail: {demo_path: []}}}}",
@@ -399,7 +399,7 @@ IN_ENVIRONMENTS = [
     (FETCH + "platform: amiga}", "cart.platform: 'amiga' is not allowed. Allowed: linux, da"),
     (
         fetch(url="{linux: 'file:///x'}", sha256=f"{{linux: {DIGEST}}}", platform="linux"),
-        "cart.platform: is given by the keys of 'url' already",
+        "cart.platform: the keys of 'url' give the platforms already",
     ),
     (FETCH + "executable: ../x}", "executable: must be a path inside the archive, got '../x'"),
     (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits the unpacked"),

@@ -151,7 +151,9 @@ def test_experiment_with_the_run_name_of_a_sweep_trial_is_refused(folder: Path):
     file = folder / "params.yaml"
     twin = FILE[FILE.index("  base:\n") : FILE.index("sweeps:")].replace("base:", "rates-001:")
     file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
-    with pytest.raises(SettingsError, match="'rates-001-1' is also one of 'rates/001'; rename"):
+    with pytest.raises(
+        SettingsError, match="'rates-001-1' has the name of a run of 'rates/001'; rename"
+    ):
         plan(load_params(file))
 
 

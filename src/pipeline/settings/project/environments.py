@@ -123,7 +123,9 @@ class BridgeSource(EnvironmentParams):
 
     def __post_init__(self) -> None:
         if "render_mode" in self.kwargs:
-            raise ContradictionError("kwargs.render_mode", "cannot be set: nothing is drawn")
+            raise ContradictionError(
+                "kwargs.render_mode", "cannot be set, because environments draw no pictures here"
+            )
         _check_finite(self.kwargs, "kwargs")
 
     def packed(self) -> tuple[str, dict[str, Any]]:
@@ -310,7 +312,9 @@ class FetchSource(EnvironmentParams):
             text = f"needs {expected}, got {', '.join(self.sha256.values)}"
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
-            raise ContradictionError("platform", "is given by the keys of 'url' already")
+            raise ContradictionError(
+                "platform", "the keys of 'url' give the platforms already; remove it"
+            )
         # The path is joined to the unpacked folder, so it must not lead out of it.
         inside = PurePosixPath(self.executable or "x")  # "x" stands for any valid name
         if inside.is_absolute() or ".." in inside.parts:

@@ -171,7 +171,7 @@ def _add_runs(
             table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
                 raise SettingsError(
-                    f"{params.path}: experiments.{name}: its run {key!r} is also one of "
+                    f"{params.path}: experiments.{name}: its run {key!r} has the name of a run of "
                     f"{table[key]['experiment']!r}; rename one of them"
                 )
             table[key] = entry
@@ -180,9 +180,9 @@ def _add_runs(
 def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     """Return a table entry for each trial that is proposed while the sweep runs.
 
-    A trial's proposal uses the previous proposal, which has all earlier results, and the last trial
-    that it waits for. DVC needs equally many dependencies for each proposal, so the first proposal
-    has the environment in place of a previous proposal.
+    A proposal is made from the previous proposal, which has all earlier results, and from the last
+    trial that the new trial waits for. DVC needs equally many dependencies for each proposal, so
+    the first proposal has the environment in place of a previous proposal.
     """
     proposed = sweep.proposed()
     environment = params.experiments[sweep.experiment].environment

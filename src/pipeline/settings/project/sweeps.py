@@ -212,9 +212,9 @@ class SweepParams:
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:
-        """Return the numbers of the trials that Optuna proposes while the sweep runs.
+        """Return the number of each trial that Optuna proposes, and of the trial that it waits for.
 
-        The value of each is the number of the last trial for which the trial waits.
+        A trial is proposed when the last trial that it waits for has ended.
         """
         if self.method != "optuna":
             return {}

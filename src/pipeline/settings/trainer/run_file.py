@@ -518,5 +518,5 @@ def why_no_demonstrations(path: str, folder: Path) -> str | None:
     if full_path.exists():
         return None
     record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
-    remedy = f"; `{record}` records one, or Unity's Demonstration Recorder"
+    remedy = f"; record one with `{record}`, or with Unity's Demonstration Recorder"
     return f"{path} does not exist{similar(full_path) or remedy}"

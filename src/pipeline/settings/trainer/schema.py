@@ -777,7 +777,7 @@ class TrainerSettings:
         For example, nothing is learned, or no summary is written, if max_steps is too small.
         """
         yield from self._contrary_buffers()
-        rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
+        rare = [("summary_freq", self.summary_freq, "no summary and no learning curve is written")]
         # The default is common in files that list every key.
         if self.checkpoint_interval != _DEFAULT_INTERVAL:
             effect = "only the end of the run leaves a checkpoint"
@@ -798,7 +798,7 @@ class TrainerSettings:
         if memory is not None and memory.sequence_length > self.time_horizon:
             yield (
                 f"network_settings.memory.sequence_length {memory.sequence_length} is above "
-                f"time_horizon {self.time_horizon}: no sequence is longer than that"
+                f"time_horizon {self.time_horizon}: no sequence is longer than time_horizon"
             )
 
     def _contrary_buffers(self) -> Iterator[str]:
@@ -817,7 +817,9 @@ class TrainerSettings:
             )
         if h.batch_size > h.buffer_size:
             what = (
-                "nothing is learned" if isinstance(h, OffPolicySettings) else "all in one minibatch"
+                "nothing is learned"
+                if isinstance(h, OffPolicySettings)
+                else "an update has only one minibatch"
             )
             yield (
                 f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "

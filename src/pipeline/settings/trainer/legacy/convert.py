@@ -181,7 +181,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
     rest = {key: node for key, node in entries.items() if key != "behaviors"} if below else {}
     if flat.default is not None and "default_settings" in rest:
         at = "default_settings"
-        raise fail(rest[at], at, "is given in addition to behaviors.default")
+        raise fail(rest[at], at, "is given in addition to behaviors.default; remove one")
 
     def whole(default: Node | None, behaviors: dict[str, Node]) -> Node:
         first = {} if default is None else {"default_settings": default}

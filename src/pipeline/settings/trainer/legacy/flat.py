@@ -533,7 +533,7 @@ class FlatFile:
         elsewhere = inherited
         if target is not node:
             elsewhere |= frozenset(_places(target))
-            text = f"named {node.value}, so its settings are copied"
+            text = f"named the section {node.value}; the settings of that section are copied"
             self.changes.moved(node, old, new, text)
         if self._cannot_imitate(name, entries):
             return
@@ -596,7 +596,7 @@ class FlatFile:
         )
         if name != _DEFAULT:
             self.refused[name] = f"{at.where}: {old}.trainer: {text}."
-            self.changes.gone(at, f"{old}.trainer", f"{text}. It is skipped")
+            self.changes.gone(at, f"{old}.trainer", f"{text}. The section is skipped")
         return True
 
 
