@@ -41,7 +41,7 @@ def test_learn_with_force_replaces_an_earlier_run_only_after_the_new_run_has_sta
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1", "run.2"]
 
 
-def test_missing_file_is_reported_with_a_similar_file_name(place):
+def test_missing_file_is_reported_and_a_similar_file_name_is_proposed(place):
     for name in ("Ball.onnx", "timers.json"):
         (place.folder / name).touch()
     env = place.fake("--wide")

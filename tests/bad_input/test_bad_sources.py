@@ -38,7 +38,7 @@ def shop(place: Place, tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Sho
     return Shop(place=place, cache=cache / "environments")
 
 
-def test_fetch_without_digest_is_refused_with_the_digest_of_the_archive(shop, web):
+def test_fetch_without_digest_is_refused_and_prints_the_digest_of_the_archive(shop, web):
     url = web.add("game.zip", BUILD)
     error = shop.env("fetch", url).error
     assert f"If you trust it, give --sha256 {digest(BUILD)}" in error
@@ -49,7 +49,7 @@ def test_fetch_without_digest_is_refused_with_the_digest_of_the_archive(shop, we
     assert len(web.asked) == 1
 
 
-def test_unknown_environment_is_refused_with_similar_names(shop):
+def test_unknown_environment_is_refused_and_similar_names_are_proposed(shop):
     shop.place.config("environments:\n  - Basic:\n      linux_url: https://x/b.zip\n", "envs.yaml")
     error = shop.env("fetch", "Bsic", "--manifest", "envs.yaml").error
     assert error == (

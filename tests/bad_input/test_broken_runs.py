@@ -39,7 +39,7 @@ def test_nan_observations_at_the_start_leave_no_files(place):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_before_the_run_has_started_leaves_no_files(place, number, code):
+def test_sigint_and_sigterm_before_the_run_has_started_leave_no_files(place, number, code):
     place.config()
     running = place.folder / "running"
     os.mkfifo(running)

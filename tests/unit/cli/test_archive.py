@@ -110,7 +110,7 @@ def test_archive_contains_the_results_of_params_yaml_and_refuses_a_missing_resul
     assert message == "results/export/walk/seed1: is missing; `pipeline run` makes it"
 
 
-def test_archived_sources_of_a_commit_do_not_include_committed_results(project):
+def test_sources_in_an_archive_do_not_include_committed_results(project):
     assert "results/report/summary.json" in git(project, "ls-files")
     found, commit_id = archive._committed(project)
     assert sorted(found) == [".gitignore", "params.yaml", "t.yaml"]

@@ -160,7 +160,7 @@ def test_a_changed_learning_rate_is_named_as_the_cause_of_a_difference(project, 
 
 
 @pytest.mark.slow
-def test_another_processor_setting_is_named_as_the_cause_of_a_difference(project, capsys):
+def test_portable_mode_is_named_as_the_cause_of_a_difference(project, capsys):
     project.params(portable=True, ppo=experiment(1, 2, 3), other=experiment(1, learning_rate=1e-6))
     for seed in ("1", "2", "3"):
         for stage in ("train", "export", "evaluate"):

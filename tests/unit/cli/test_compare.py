@@ -77,7 +77,7 @@ def test_compare_accepts_the_folder_of_any_stage_and_counts_the_seed_once(tmp_pa
         assert (table["a"]["seeds"], table["a"]["mean"]) == ("1", "10")
 
 
-def test_compare_counts_a_run_that_is_given_twice_once_for_each_behavior(tmp_path):
+def test_compare_counts_a_run_only_once_for_each_behavior_although_it_is_given_twice(tmp_path):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     dag(tmp_path, "b", 1, [0.0, 1.0], evaluated=50.0)

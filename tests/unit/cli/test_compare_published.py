@@ -154,7 +154,9 @@ def test_compare_refuses_a_file_named_like_an_experiment_and_contradicting_optio
     assert "pages: exists and is not empty" in refused("compare", "-o", "pages")
 
 
-def test_published_file_must_name_a_behavior_if_the_environment_has_several(root, refused, capsys):
+def test_published_file_must_name_a_behavior_if_the_environment_has_several_behaviors(
+    root, refused, capsys
+):
     for seed in (1, 2, 3):
         both = {name: {"mean_return": 1.0} for name in ("Ball", "Bat")}
         left(root, "evaluate", f"a/seed{seed}", metrics=both)

@@ -160,7 +160,7 @@ def steps(settings) -> int:
     "words",
     [["--env", "balance_ball"], ["--env", "cart_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
 )
-def test_initialized_project_has_a_valid_plan(
+def test_project_made_by_init_has_a_valid_plan(
     words: list[str], tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)

@@ -196,7 +196,7 @@ def test_option_debug_shows_output_and_command_line_of_the_environment(
     assert "fake environment starts" in capfd.readouterr().err
 
 
-def test_option_initialize_from_starts_with_the_weights_of_another_run_and_is_recorded(
+def test_option_initialize_from_gives_a_run_the_weights_of_another_run_and_is_recorded(
     learn, fake, caplog, tmp_path
 ):
     env = fake()
@@ -223,7 +223,9 @@ def test_forced_run_may_start_from_weights_of_the_run_that_it_replaces(
     assert record["inputs"]["first weights of Echo"]["sha256"] == weights
 
 
-def test_missing_run_for_initialize_from_leaves_no_files(learn, fake, capsys, tmp_path):
+def test_learn_creates_no_files_if_the_run_named_by_initialize_from_is_missing(
+    learn, fake, capsys, tmp_path
+):
     assert learn("--env", fake(), "--initialize-from", "old") == 2
     assert "Could not initialize from results/old." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()

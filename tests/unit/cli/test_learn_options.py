@@ -378,7 +378,9 @@ def test_abbreviated_option_means_a_present_option_rather_than_a_retired_option(
         ),
     ],
 )
-def test_unknown_option_is_refused_with_similar_option_or_setting(capsys, option, advice):
+def test_unknown_option_is_refused_and_a_similar_option_or_setting_is_proposed(
+    capsys, option, advice
+):
     with pytest.raises(SystemExit) as ended:
         parsed(option, "3")
     assert ended.value.code == 2

@@ -198,7 +198,7 @@ def test_diff_of_equal_networks_names_differing_record_fields(tree, tmp_path, ca
         ({"processor": "other"}, True, None),
     ],
 )
-def test_diff_names_the_machine_if_both_runs_recorded_it(
+def test_diff_names_different_machines_if_both_runs_recorded_their_machine(
     kernels, portable, cause, tree, tmp_path, capsys
 ):
     made_by = record(tree, stage="train", run="e/seed1", experiment="e", fingerprint="f")
@@ -319,7 +319,7 @@ def test_record_contains_the_versions_of_packages_in_a_packed_environment(tmp_pa
     assert recorded() == provenance.versions()
 
 
-def test_provenance_names_the_engine_of_a_packed_simulator(tmp_path):
+def test_packages_in_a_packed_mujoco_simulator_include_the_version_of_mujoco(tmp_path):
     program = pack("balance_ball", tmp_path / "ball")
     assert packages_in(program)["mujoco-core"] == metadata.version("mujoco-core")
 
@@ -357,7 +357,7 @@ def test_damaged_provenance_record_is_refused_in_one_line(damage, tree, tmp_path
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
-def test_provenance_record_with_a_path_outside_of_the_source_tree_reads_no_file(
+def test_no_file_is_read_for_a_provenance_record_with_a_path_outside_of_the_source_tree(
     path, tree, tmp_path, capsys
 ):
     (tmp_path / "outside").write_text("secret")

@@ -125,7 +125,9 @@ def test_command_runs_refuses_an_unknown_run_or_git_revision(project):
         tell(root, None, revision="nowhere")
 
 
-def test_missing_mlflow_store_is_refused_with_the_command_to_run(tmp_path: Path):
+def test_command_runs_without_an_mlflow_store_names_the_command_that_makes_the_store(
+    tmp_path: Path,
+):
     with pytest.raises(PipelineError, match="there are no runs yet: run `pipeline run`"):
         tell(tmp_path, None)
     assert not (tmp_path / "mlflow.db").exists()

@@ -116,7 +116,7 @@ def mapping_of(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     ("key", "value", "more", "place", "got"), FLAT, ids=lambda part: str(part)[:60]
 )
 @pytest.mark.parametrize("from_default", [False, True], ids=["section", "default"])
-def test_every_key_of_a_flat_section_is_converted(
+def test_every_key_of_an_old_flat_configuration_is_converted(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     *,

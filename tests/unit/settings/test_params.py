@@ -101,7 +101,7 @@ def test_section_track_of_params_yaml_selects_the_metric_sinks_of_all_experiment
     assert load_params(file).track == ("jsonl", "stats_writers")
 
 
-def test_unknown_experiment_is_refused_with_a_similar_name(folder: Path) -> None:
+def test_unknown_experiment_is_refused_and_a_similar_name_is_proposed(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"no experiment is called 'clone'; did you mean 'clon"):
         load_params(folder / "params.yaml").experiment("clone")
 
@@ -216,7 +216,7 @@ def test_repository_params_yaml_is_in_block_style() -> None:
     assert [v for v in values if v.endswith(("]", "}")) and not v.endswith((" []", " {}"))] == []
 
 
-def test_documented_example_agrees_with_params_yaml():
+def test_example_in_the_configuration_page_agrees_with_params_yaml():
     page = (ROOT / "docs/reference/configuration.md").read_text()
     example = yaml.safe_load(page.partition("## `params.yaml`\n\n```yaml\n")[2].partition("```")[0])
     real = yaml.safe_load((ROOT / "params.yaml").read_text())

@@ -468,7 +468,7 @@ def test_overrides_replace_values_of_the_file(tmp_path: Path, overrides: dict[st
         ),
     ],
 )
-def test_mistake_in_settings_given_as_overrides_is_reported_under_overrides(
+def test_error_about_a_setting_in_the_overrides_names_overrides_as_its_source(
     tmp_path: Path, overrides: dict[str, object], message: str
 ) -> None:
     file = tmp_path / "c.yaml"

@@ -493,7 +493,7 @@ def test_settings_mistake_gives_a_one_line_error_with_place_and_remedy(
         ("ppo", "save_replay_buffer", "is a setting of sac and xqc, not of ppo; leave it out"),
     ],
 )
-def test_term_of_another_library_or_trainer_is_refused_with_the_right_key(
+def test_key_of_another_library_or_trainer_is_refused_and_the_right_key_is_named(
     trainer: str, word: str, meant: str, section: str, tmp_path: Path
 ) -> None:
     key = f"{word}: 1" if not section else f"{section}: {{{word}: 1}}"

@@ -167,7 +167,7 @@ def test_missing_file_is_reported_with_its_absolute_path(tmp_path: Path) -> None
     assert said == f"Parameter file could not be found at {path}. {remedy}"
 
 
-def test_unreadable_file_is_reported_with_reason(tmp_path):
+def test_unreadable_settings_file_is_reported_with_the_reason(tmp_path):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/3DBall.yaml").write_bytes("a: 1\nb: café\n".encode("latin-1"))
     for name, said in {

@@ -265,7 +265,7 @@ def test_overrides_apply_to_behaviors_of_a_flat_file(written):
         load_run_settings(path, overrides={"behaviors.Agemt.max_steps": 7})
 
 
-def test_flat_sections_below_behaviors_give_the_same_settings_as_a_flat_file(loaded, caplog):
+def test_sections_of_an_old_file_may_be_at_the_top_level_or_below_behaviors(loaded, caplog):
     inner = "".join(f"  {line}\n" for line in (PPO + "Agent: {batch_size: 20}").splitlines())
     caplog.set_level(logging.INFO)
     settings = loaded("behaviors:\n" + inner + "env_settings: {seed: 3}\n")

@@ -59,7 +59,7 @@ def single(written):
     return written(json.dumps(CURRICULUM, indent="\t"), "Walker.json")
 
 
-def test_curriculum_folder_has_a_json_file_per_behavior(loaded, written):
+def test_curricula_are_read_from_a_folder_with_a_json_file_for_each_behavior(loaded, written):
     written(json.dumps(CURRICULUM), "all/Walker.json")
     second = CURRICULUM | {"parameters": {"speed": [1, 2, 3]}}
     folder = written(json.dumps(second), "all/Jumper.json").parent
@@ -97,7 +97,9 @@ def test_curriculum_gives_equal_lessons_in_every_old_format(loaded, written, cap
         assert "has the format of ML-Agents 0.17" in caplog.messages[0]
 
 
-def test_curriculum_without_behavior_is_refused_for_several_behaviors(loaded, written):
+def test_curriculum_without_a_behavior_name_is_refused_if_there_are_several_behaviors(
+    loaded, written
+):
     with pytest.raises(SettingsError, match=r"after it: Walker.json or Jumper.json"):
         loaded(TRAINER, curriculum=written(ONE, "lesson-plan.json"))
 
