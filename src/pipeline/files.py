@@ -417,7 +417,8 @@ def write_json(path: Path | str, value: Any) -> None:
 
 def zip_entry(name: str) -> zipfile.ZipInfo:
     """Return the entry of a zip archive for a file; it depends only on the name."""
-    # The earliest time that zip can store, because the bytes must not depend on the date.
+    # This is the earliest time that zip can store. A fixed time is stored, because the bytes must
+    # not depend on the date.
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
     # 3 means Unix: zipfile would store the system on which it runs.
     info.create_system = 3

@@ -339,7 +339,8 @@ def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
 def last_error(text: str) -> str:
     """Return the last error of pip's output as one line."""
     errors = [line for line in text.splitlines() if line.startswith("ERROR:")]
-    # The lines after a wrong hash name the package, so the last error is quoted to the end.
+    # After an error about a wrong hash, further lines name the package, so all lines from the last
+    # error on are returned.
     last = text[text.rfind(errors[-1]) + len("ERROR: ") :] if errors else text[-300:]
     return " ".join(last.split())
 
@@ -354,7 +355,7 @@ def _write(output: Path, content: Mapping[str, Path | bytes]) -> None:
             if isinstance(source, bytes):
                 archive.writestr(entry, source)
                 continue
-            # Streamed, because packages and builds may have gigabytes.
+            # The file is copied in blocks, because packages and builds may have gigabytes.
             entry.file_size = source.stat().st_size
             with source.open("rb") as reader, archive.open(entry, "w") as writer:
                 while block := reader.read(1 << 20):

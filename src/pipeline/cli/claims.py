@@ -145,7 +145,8 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 def _history(root: Path, name: str, seed: int) -> list[Record]:
     """Return a record of each stage that made a run's policy, with its machine; {} if unknown."""
     history = []
-    # The first behavior's file, because the files of all behaviors have the same records.
+    # Only the first behavior's file is read, because the files of all behaviors have the same
+    # records.
     for model in sorted((root / f"results/export/{name}/seed{seed}").glob("*.onnx"))[:1]:
         for record in read(model):
             kept = ("stage", "seed", "interrupted_at_steps", *claims.SHARED)

@@ -385,8 +385,8 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     experiments: Experiments = {}
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
-        # The name is the first unused one of: common start of the names, a run's name, its whole
-        # path.
+        # The experiment gets the first unused name of: the common start of its runs' names, the
+        # first run's name, the path of this run.
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
         unused = (name for name in names if name not in experiments and name not in used_names)
         experiments[next(unused)] = members

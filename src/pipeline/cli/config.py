@@ -215,7 +215,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
     changes = [change for change in present.changes.entries if change.warns]
-    # File names have no folders, because folders exist on this machine only.
+    # Only the names of files are written, because their folders exist only on this machine.
     warnings = [str(replace(change, where=Path(change.where).name)) for change in changes]
     if present.left_out:
         warnings.append(f"default_settings: left out, since {present.left_out}.")

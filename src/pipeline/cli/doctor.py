@@ -230,8 +230,7 @@ def _store(root: Path) -> str:
 
 
 def _ports(_: Path) -> str:
-    # The system chooses any free port for 0. If this fails too, the container has no loopback
-    # device.
+    # For port 0 the system chooses any free port. If this fails, there is no loopback device.
     if reason := why_not_free(0) or why_not_free(_EDITOR_PORT):
         text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); end the other trainer"
         raise Problem(f"{text} that waits there for the Unity Editor")

@@ -404,7 +404,7 @@ def _repository(folder: Path) -> None:
     if git(folder, "rev-parse", "--is-inside-work-tree") is None and (
         git(folder, "init", "--quiet") is None
     ):
-        # Without git, DVC works if its configuration says so.
+        # DVC works without git if its configuration has `no_scm`.
         config = folder / ".dvc/config"
         write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")
 

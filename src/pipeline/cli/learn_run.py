@@ -133,7 +133,7 @@ def _split(seconds: Mapping[str, float]) -> str:
     """Return a text with the total time, and the share of each part, the largest share first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
-    # At least 0, because the measured parts may add up to more than the total.
+    # The value is at least 0, because the measured parts may add up to more than the total.
     parts["other"] = max(total - sum(parts.values()), 0.0)
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)

@@ -95,7 +95,7 @@ def _amount(params: Params) -> str:
         # A trial that is not proposed yet has as many steps as the experiment of its sweep.
         except PipelineError:
             settings = params.run_settings(params.experiment(name).base or name)
-        # A file may have only defaults; then one behavior is assumed.
+        # A trainer file may have only `default_settings`; then one behavior is assumed.
         behaviors = settings.behaviors.values() or [settings.default_settings]
         steps += n_seeds * sum(behavior.max_steps for behavior in behaviors if behavior)
     # Only names of trials have a slash.

@@ -34,7 +34,7 @@ _INSTALLED = ".installed"
 _MOST_BYTES = 1 << 26
 """Maximum size of archive.json in bytes."""
 _KINDS = (0, 4, 8)
-# These variables of the caller would add other code or other folders.
+# With these variables of the caller, the stages could import other code or use other folders.
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STAGE")
 
 

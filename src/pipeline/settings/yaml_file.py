@@ -397,7 +397,7 @@ def _too_many(place: Any) -> yaml.MarkedYAMLError:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
-    # The most common mistakes get a sentence of their own; PyYAML's words come last.
+    # The most common mistakes get a sentence of their own; for others, PyYAML's words are used.
     mark = error.problem_mark or error.context_mark
     place = f"{source}:{mark.line + 1}" if mark else source
     parts = [part for part in (error.context, error.problem) if part]

@@ -439,7 +439,7 @@ def missing_demonstrations(
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
         for key, path in demonstrations(trainer):
-            # The first mistake of a behavior is enough to name its section.
+            # Only the first missing demonstration of a behavior is reported.
             if section in missing or path in made:
                 continue
             if wrong := why_no_demonstrations(path, folder):

@@ -778,7 +778,7 @@ class TrainerSettings:
         """
         yield from self._contrary_buffers()
         rare = [("summary_freq", self.summary_freq, "no summary and no learning curve is written")]
-        # The default is common in files that list every key.
+        # The default gets no warning, because it is common in files that list every key.
         if self.checkpoint_interval != _DEFAULT_INTERVAL:
             effect = "only the end of the run leaves a checkpoint"
             rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
