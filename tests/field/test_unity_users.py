@@ -449,4 +449,4 @@ def test_shares_of_an_mlagents_timers_file_add_up_to_100_percent(tmp_path, capsy
     for row, expected in zip(shown, ROWS[threaded], strict=True):
         assert row[3].startswith(expected[3])
     assert sum(int(share[:-1]) for _, _, share, _ in shown if share) == 100
-    assert "A trainer that took no time would be 2.0 times as fast" in out
+    assert "If the trainer took no time, the run would be 2.0 times as fast" in out

@@ -284,7 +284,7 @@ def locked(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def unlocked(versions: Mapping[str, str]) -> Iterator[str]:
-    """Yield a text for each package whose installed version is not the version in `versions`."""
+    """Yield a text for each package that is installed, but not in the version of `versions`."""
     for name, version in sorted(versions.items()):
         try:
             installed = metadata.version(name)

@@ -124,7 +124,7 @@ EXAMPLES = {
         "compare    every experiment of params.yaml",
         "compare results/train/collector_ppo results/train/collector_bc_ppo",
         "compare results/fast-1 results/slow-1    runs of pipeline learn",
-        "compare --with published.csv -o compared    beside other people's results",
+        "compare --with published.csv -o compared    together with other people's results",
     ),
     "runs": ("runs collector_ppo-1",),
     "evaluate": (

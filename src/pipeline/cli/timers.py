@@ -336,8 +336,11 @@ def _advice(times: Times) -> list[str]:
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
-    bound = f"A trainer that took no time would be {times.steady_s / waiting:.1f} times as fast"
-    lines = [f"{bound}: the environment itself takes the rest.", "Changes that help, best first:"]
+    bound = (
+        "If the trainer took no time, the run would be "
+        f"{times.steady_s / waiting:.1f} times as fast"
+    )
+    lines = [f"{bound}; the environment needs the rest.", "Changes that help, best first:"]
     changes = {
         f"{_MORE_ENVS} times as many environments (num_envs)": times.after(n_times=_MORE_ENVS),
         "threaded: true": times.after(threaded=True),

@@ -716,7 +716,7 @@ class TrainerSettings:
             raise ContradictionError(
                 "network_settings.hidden_units",
                 f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
-                f"critic attends to a group's members in as many parts, got {hidden}",
+                f"critic has as many attention heads, got {hidden}",
             )
         if self.even_checkpoints:
             if not 0 < self.keep_checkpoints <= self.max_steps:
