@@ -88,8 +88,8 @@ class NetworkSettings:
     """Width of each hidden layer, or a list with the width of each; a multiple of 4 with `poca`.
     Typical: 32 to 512."""
     num_layers: Count = 2
-    """Hidden layers after the observations are encoded; not used with a list of widths. Typical:
-    1 to 3."""
+    """Number of hidden layers after the encoders of observations; not used with a list of widths.
+    Typical: 1 to 3."""
     activation: Activation = field(default="swish", metadata=_ADDITION)
     """Activation function of the hidden layers; not for `xqc`."""
     layer_norm: bool = field(default=False, metadata=_ADDITION)
