@@ -31,7 +31,8 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Signals reward so few rows at once that the features of images need little memory.
+# Number of rows that signals reward at once; it is small, so that features of images need little
+# memory.
 _CHUNK = 4096
 
 

@@ -75,7 +75,7 @@ def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -
     Args:
         logits: [2, B, K, Z] logits of both critics.
         sampled: the policy's actions at the same observations.
-        atoms: [Z] returns that the atoms stand for.
+        atoms: [Z] return of each atom.
     """
     of_choices = logits.softmax(-1)
     if sampled.probability is None:
@@ -327,7 +327,7 @@ class XQC(OffPolicy):
         return fields
 
     def learn_minibatch(self, batch: Rows) -> Tensor:
-        """Make a step of the critics, and at every `policy_delay`-th call a step of the actor."""
+        """Make a gradient step of the critics, and at every `policy_delay`-th call of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
             self.critic_losses, self._with_noise(batch), max_norm=max_norm
@@ -504,8 +504,8 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     if has_goal and network.goal_conditioning_type == "hyper":
         raise SettingsError(
             "network_settings.goal_conditioning_type: trainer_type xqc cannot fold batch "
-            "normalisation into weights that a goal makes (hyper); set it to none, which reads the "
-            "goal as an input"
+            "normalisation into weights that are computed from a goal (hyper); set it to none, "
+            "which reads the goal as an input"
         )
     gammas = {name: signal.gamma for name, signal in settings.reward_signals.items()}
     if len(set(gammas.values())) > 1:

@@ -21,7 +21,7 @@ class Field:
     shape: tuple[int, ...]
     dtype: type = np.float32
     every: int = 0
-    """If above 0, the column is stored only at rows 0, `every`, 2 * `every`, ... of a trajectory."""
+    """If above 0, the column is stored only at every `every`-th row of a trajectory, from row 0."""
     at_end: bool = False
     """Whether the column is stored once for each trajectory, at the trajectory's end."""
 

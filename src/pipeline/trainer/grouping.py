@@ -74,7 +74,7 @@ class NoGroups:
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
         """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
-        # A game may end before an agent's first turn: such an episode has a return but no decision.
+        # A game may end before an agent's first turn; its episode has a return but no decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 

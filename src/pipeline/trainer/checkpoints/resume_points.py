@@ -242,7 +242,6 @@ class JointResumePoints(ResumePoints):
         If there is no exact resume point, the networks are saved without the environments.
         """
         if not self.is_kept:
-            # Without an exact resume point, the networks are saved without the environments.
             self._checkpoints.refresh(learners, run)
 
     def _snapshot(

@@ -136,7 +136,8 @@ class LearnerSync:
     def should_update(self) -> bool:
         """Return whether all processes together have enough rows for an update.
 
-        After each synchronisation only the first call may return True.
+        After each synchronisation only the first call may return True, unless the learner has
+        finished.
         """
         can_update, self._can_update = self._can_update, False
         if can_update:
