@@ -180,7 +180,7 @@ def test_compiled_updates_equal_uncompiled_updates_for_minibatches_unlike_the_fi
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_program_uses_the_masks_of_each_minibatch():
+def test_a_compiled_program_uses_the_action_masks_of_each_minibatch():
     plain, fast = (made("hybrid", batch_size=32) for _ in range(2))
     fast.compile()
     for step, masked in enumerate((False, True, True), 1):
