@@ -483,7 +483,8 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     """Refuse settings that batch normalisation, or one critic for all signals, does not allow.
 
     Raises:
-        SettingsError: The network has a memory or hyper weights, or signals differ in gamma.
+        SettingsError: The network has a memory, hyper weights, layer normalisation or another
+            activation than Swish, or the reward signals have different values of gamma.
     """
     network = settings.network_settings
     if network.memory is not None:
@@ -495,7 +496,7 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
         key = "layer_norm" if network.layer_norm else "activation"
         raise SettingsError(
             f"network_settings.{key}: trainer_type xqc has batch normalisation and activations of "
-            "its own; leave it out, or use sac"
+            "its own; leave this setting out, or use sac"
         )
     has_goal = any(
         obs.observation_type == ObservationType.GOAL_SIGNAL and len(obs.shape) != 2

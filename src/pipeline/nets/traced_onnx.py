@@ -151,7 +151,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return y if a.bias is None else self.node("Add", y, a.bias)
 
     def average(self, _: Any, a: Any) -> str:
-        """Append an average pooling as a convolution: Unity's models have no AveragePool."""
+        """Append an average pooling as a convolution, because Unity may not import AveragePool."""
         n, size = a.x.shape[1], a.kernel_size
         weight = torch.eye(n).view(n, n, 1, 1).repeat(1, 1, *size) / torch.Size(size).numel()
         return self.node("Conv", a.x, weight, **_window(size, a))

@@ -100,7 +100,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
         UnityException: The environment failed; the state of the run is saved.
-        Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
+        Interrupted: The process received SIGINT or SIGTERM; the state of the run is saved.
     """  # `pipeline.train` describes the other arguments
     # torchrun starts this call in every process, but only rank 0 reads the settings.
     rank, n_processes = launched()

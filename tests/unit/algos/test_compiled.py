@@ -219,7 +219,7 @@ def random_rollout(spec, rng, *, n_kinds, n_rows=64):
     )
 
 
-def test_a_gradient_that_is_not_finite_is_named_in_compiled_steps():
+def test_error_names_a_gradient_that_is_not_finite_after_compiled_steps():
     algorithm = algorithm_that_sees("vectors", PPO)
     algorithm.compile()
     algorithm.optimizer.gradient.fill_(math.nan)

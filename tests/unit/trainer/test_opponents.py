@@ -343,7 +343,7 @@ def test_interrupted_games_and_games_of_opponents_are_not_rated():
     assert learner.snapshot_pool.ratings == pytest.approx([1200.0] * 11)
 
 
-def test_game_is_rated_even_if_its_group_id_begins_a_new_game_in_the_same_message():
+def test_game_is_rated_even_if_a_new_game_with_its_group_id_begins_in_the_same_message():
     """In Unity the agents of the next game have other ids, and often the same group id."""
     self_play, learner = joined(**SNAPSHOTS)
     asking = decision_steps([], [1, 2], group_id=[7, 7])

@@ -253,7 +253,8 @@ class FlatAdam(FusedAdam):
 
         Both list each parameter's place in a flat tensor.
         """
-        # Checkpoints have the order of the parameters, independent of their places in memory.
+        # Checkpoints have the moments in the order of the parameters, whatever places in memory the
+        # parameters have.
         if before == after or not state["state"]:
             return state
         moved = dict(state["state"][0])

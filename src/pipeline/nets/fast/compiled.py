@@ -197,8 +197,8 @@ class CompiledSteps:
     def _example(self, inputs: Inputs, lengths: Mapping[str, Length]) -> list[Tensor]:
         """Return example inputs of usual lengths, with which a program is compiled.
 
-        The first minibatch is not used as the example, because the program must not depend on its
-        lengths.
+        The first minibatch is not used as the example, because the program must not depend on the
+        lengths of that minibatch.
         """
         fixed = [
             values.shape[1:] if name in lengths else values.shape

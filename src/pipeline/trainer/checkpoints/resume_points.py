@@ -189,7 +189,7 @@ class ResumePoints:
 
 
 class JointResumePoints(ResumePoints):
-    """Resume points of several learners."""
+    """Resume points of a run with several learners."""
 
     def __init__(
         self, checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float

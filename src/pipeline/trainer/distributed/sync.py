@@ -344,8 +344,8 @@ class Synchronizer:
             if missing and name not in self._missed:
                 self._missed.add(name)
                 _log.warning(
-                    "%s has not appeared in the environments of rank %s yet; it learns when all "
-                    "processes have it.",
+                    "%s has not appeared in the environments of rank %s yet; it begins to learn "
+                    "when it has appeared in all processes.",
                     name,
                     ", ".join(map(str, missing)),
                 )
