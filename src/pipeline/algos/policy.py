@@ -131,7 +131,6 @@ class Policy(nn.Module):
         memory: FloatArray | None,
         held: FloatArray | None,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
-        """Return actions that torch computes from the arguments of `act`, and the new memory."""
         heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         if noise is not None and held is not None:

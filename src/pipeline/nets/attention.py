@@ -158,7 +158,6 @@ class ResidualSelfAttention(nn.Module):
 
 
 def _linear_per_entity(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:
-    """Add to the ONNX graph a dense layer that is applied to every entity [batch, n, in]."""
     bias = graph.weight(layer.bias, f"{name}.bias")
     return graph.node("Add", [graph.matmul(x, layer.weight, f"{name}.weight"), bias])
 

@@ -106,7 +106,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.graph.weight(values, f"{self.prefix}.{len(self.shapes)}")
 
     def node(self, operator: str, *inputs: Any, **attributes: Any) -> str:
-        """Append an operator; its inputs are tensors, numbers, or names in the graph."""
         return self.graph.node(operator, [self.name_of(value) for value in inputs], **attributes)
 
     def sizes(self, shape: Sequence[int]) -> list[int]:
@@ -119,7 +118,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return sizes
 
     def reshape(self, y: Tensor, x: Any) -> str:
-        """Append a reshape of x to the shape of y."""
         sizes = self.sizes(y.shape)
         return self.graph.reshape(self.name_of(x), sizes, f"{self.prefix}.{len(self.shapes)}")
 

@@ -204,7 +204,6 @@ def run_as_learner(env: object = None) -> TrainResult:
 def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
-    """Connect the environments of this process, train, and return the result."""
     # glibc must be configured before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)

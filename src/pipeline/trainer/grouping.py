@@ -175,8 +175,6 @@ class GroupTracker(Groups):
     def _joined(
         self, parts: Sequence[Part[Any]], team: Hashable, template: Sequence[AnyArray]
     ) -> GroupMessage:
-        """Return one `GroupMessage` with the agents of all workers."""
-
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
 

@@ -278,7 +278,6 @@ class TrainingLoop:
             self._is_ended |= callback.stop or self.tracker.error is not None
 
     def _receive(self, group: Sequence[int] | None = None) -> None:
-        """Wait for the answers of a group of workers, or of all workers."""
         self.stopwatch.timed(self.workers.step_wait, group)
         # A worker that was started again begins new episodes, so the run is not exact any more.
         for worker in self.workers.take_restarted():

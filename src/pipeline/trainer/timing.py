@@ -1,4 +1,4 @@
-"""Steps of summaries and checkpoints, times of training's parts, statistics of environments."""
+"""When summaries and checkpoints are due, and the seconds that each part of training takes."""
 
 from __future__ import annotations
 

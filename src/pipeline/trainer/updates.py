@@ -222,7 +222,6 @@ class Overlap(Updates):
 
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy the weights of all networks into `_acting_weights`."""
         # SAC copies in each step, and `load_state_dict` takes ten times as long as this loop.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():

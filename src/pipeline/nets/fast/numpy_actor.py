@@ -157,7 +157,6 @@ class NumpyActor:
         return values
 
     def _hidden_by_torch(self, obs: Sequence[FloatArray]) -> FloatArray:
-        """Return hidden vectors [N, n] for normalised observations."""
         # Read-only arrays are copied, because torch would warn about them.
         writable = [np.require(values, requirements="W") for values in obs]
         with torch.inference_mode():

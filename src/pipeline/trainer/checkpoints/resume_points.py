@@ -159,7 +159,6 @@ class ResumePoints:
     def _snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """Return the state of each behavior to save, with the open trajectories."""
         return self._checkpoints.snapshot(learners, run, with_open=True)
 
     def _completed(

@@ -240,7 +240,6 @@ class DistributedGroup(ProcessGroup):
         return {} if self.others is None else self.others.ended()
 
     def _lost_learner_error(self, error: Exception) -> LearnerLostError:
-        """Return the error that names the lost process and the reason."""
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _REASON_S
         reasons: dict[int, str] = {}
@@ -276,7 +275,6 @@ def report_failure(store: Store, rank: int, message: str) -> None:
 
 
 def _own_keys(store: Store) -> PrefixStore:
-    """Return the part of the store for this program's keys, which have a prefix of their own."""
     return PrefixStore("pipeline", store)
 
 

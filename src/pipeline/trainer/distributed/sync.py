@@ -333,7 +333,6 @@ class Synchronizer:
             self._resume_points.merge([note["resume point"] for note in notes], group)
 
     def _forward_stop(self) -> None:
-        """Forward a request to stop to the processes that this process has started."""
         stop = self._stop_signal() or self._agreed.signal_number
         if stop and self.group is not None and self.group.others is not None:
             self.group.others.forward_stop(stop)
