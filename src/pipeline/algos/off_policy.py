@@ -53,7 +53,8 @@ class SampledActions:
     log_prob: Tensor
     """[B, C] log density of the continuous actions, and for each branch the sum of p log p."""
     entropy_cost: Tensor
-    """[B] temperature times `log_prob`, as a sum over continuous actions and the branches' mean."""
+    """[B] `log_prob` times the temperatures: the continuous actions' part plus the mean of the
+    branches' parts."""
     probability: Tensor | None
     """[B, sum of branch sizes] probability of each choice; None if there are no branches."""
     n_branches: int

@@ -78,7 +78,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class HasState(Protocol):
-    """An environment that gives its state by `get_state` and `set_state`, as in other libraries."""
+    """A simulator with the methods `get_state` and `set_state`, as some other libraries have."""
 
     def get_state(self) -> Any:
         """Return the state: everything that later steps depend on, as arrays and plain values."""

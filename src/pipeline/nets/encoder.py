@@ -179,8 +179,8 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError(
-                "the behavior has no observations, so its networks have no input; give its agents "
-                "at least one observation"
+                "the behavior has no observations, or only empty observations, so its networks "
+                "have no input; give its agents an observation with at least one number"
             )
         # Actions are added after `EntityEncoder` was made, because attention must not read actions.
         n_in += n_actions
