@@ -43,7 +43,7 @@ def test_stored_trace_of_a_training_contains_all_phases_and_names_the_cpu_that_c
     assert any("backward" in tensor or "aten.mm" in tensor for tensor in tensors)
 
 
-def test_first_tensor_that_differs_between_two_traces_is_named():
+def test_function_first_difference_names_the_first_tensor_that_differs_between_two_traces():
     rows = portable_trace.rows_of(stored("PPO"))
     assert portable_trace.first_difference(rows, rows) is None
     other = [list(row) for row in rows]

@@ -61,7 +61,7 @@ def test_ppo_does_not_open_the_lock_with_only_the_reward_of_the_environment(seed
     [("rnd", learned(0.3, 1e-3), 45_000), ("curiosity", learned(0.1, 2e-3), 30_000)],
     ids=["rnd", "curiosity"],
 )
-def test_rnd_and_curiosity_open_the_lock_with_a_sparse_reward(
+def test_ppo_with_rnd_or_curiosity_opens_the_lock_with_a_sparse_reward(
     signal, settings, steps, seed, tmp_path, note
 ):
     """Without the signal 30,000 steps teach nothing, and 45,000 steps only one seed of three."""

@@ -88,12 +88,12 @@ class Algorithm(ABC):
 
     @classmethod
     def policy_for(cls, spec: BehaviorSpec, network: NetworkSettings) -> Policy:
-        """Return a new policy of this algorithm, to load a checkpoint's weights or to export it."""
+        """Return a new policy of this algorithm, into which weights can be loaded."""
         return Policy(spec, network, squash=cls.squashed)
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy that updates change; in most algorithms the acting policy, `policy`."""
+        """The policy that updates change; in most algorithms it is also the acting policy."""
         return self.policy
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Algorithm(ABC):
         Raises:
             TrainingError: A loss, a gradient or a weight is not finite.
         """
-        # The default update has one part; it yields once, as updates of several parts do.
+        # The default update has a single part, so it yields once.
         yield 1
         return self.update(rollout, step=step)
 

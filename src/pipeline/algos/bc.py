@@ -109,7 +109,7 @@ class BehavioralCloning:
         self.probabilities: AnyArray | None = None
         """Probability of drawing each unit (a row, or with memory a sequence).
 
-        None if the demonstrations have no weights; each unit is then drawn once.
+        None if the demonstrations have no weights; a pass then draws each unit at most once.
         """
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
@@ -202,8 +202,8 @@ class BehavioralCloning:
     def _learn(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
         for parameter in self.optimizer.trained:
-            # Otherwise `backward` would add to the trainer's flat gradient, because the gradients
-            # of the policy's parameters are views of it.
+            # The gradients of the policy's parameters are views of the trainer's flat gradient. If
+            # they were kept, `backward` would add to the flat gradient.
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()

@@ -25,8 +25,8 @@ from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseLayers, linear
 from pipeline.settings.trainer.schema import CuriositySettings, NetworkSettings
 
-# These are ML-Agents' sizes and weights. Published strengths are tuned to rewards of the size that
-# they give. FORWARD_WEIGHT and INVERSE_WEIGHT are beta = 0.2 and 1 - beta of arXiv 1705.05363,
+# These are ML-Agents' sizes and weights; published values of `strength` are tuned to the rewards
+# that they give. FORWARD_WEIGHT and INVERSE_WEIGHT are beta = 0.2 and 1 - beta of arXiv 1705.05363,
 # equation 7.
 MODEL_UNITS = 256
 FORWARD_WEIGHT = 0.2
@@ -74,8 +74,8 @@ class CuriosityNetwork(nn.Module):
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
-        # The error is a negative log likelihood without its constants: that of a Gaussian for the
-        # continuous actions, plus that of each branch's choice.
+        # The error is the negative log likelihood of the action, without constants, if continuous
+        # actions are Gaussian and choices are categorical.
         error = (continuous - rows.continuous).square().sum(1)
         for i, logits in enumerate(branches):
             error = error + nn.functional.cross_entropy(

@@ -59,7 +59,8 @@ class GroupBatch:
             raise ValueError("this rollout has no moments of groups")
         n_rows = rollout.n_rows
         moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
-        # Members share a moment; after `unique`, each moment is looked up and encoded once.
+        # Several rows may have the same moment; after `unique`, each moment is looked up and
+        # encoded only once.
         ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
         # `is_self` marks the row's own agent: the member with the row's entity number.
@@ -85,7 +86,7 @@ class GroupBatch:
 
     @property
     def largest(self) -> int:
-        """Largest number of members with an unfinished task that a moment has, at least 1."""
+        """Largest number of members with an unfinished task at any moment; at least 1."""
         return int((self.present & ~self.over).sum(1).max(initial=1))
 
     def minibatches(

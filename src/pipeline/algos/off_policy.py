@@ -53,7 +53,8 @@ class SampledActions:
     log_prob: Tensor
     """[B, C] log density of the continuous actions, and for each branch the sum of p log p."""
     entropy_cost: Tensor
-    """[B] temperature times `log_prob`: for continuous actions, plus the mean over branches."""
+    """[B] `log_prob` times the temperatures: the continuous actions' part plus the mean of the
+    branches' parts."""
     probability: Tensor | None
     """[B, sum of branch sizes] probability of each choice; None if there are no branches."""
     n_branches: int
@@ -108,7 +109,7 @@ class OffPolicy(Algorithm):
     def make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
     ) -> None:
-        """Make the replay buffer, its `sampler`, and behavioral cloning of the policy `cloned`."""
+        """Make the replay buffer, its `sampler`, and behavioral cloning for the policy `cloned`."""
         h = self.hyperparameters
         self.replay = Replay(
             self.columns,
@@ -137,7 +138,11 @@ class OffPolicy(Algorithm):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory vector; with held noise it is A + 1, see `act`."""
+        """Size of an agent's memory vector.
+
+        With held noise the vector has the noise of each continuous action [A], and the number of
+        decisions for which this noise is still used.
+        """
         n_actions = self.spec.action_spec.continuous_size
         return n_actions + 1 if self._holds_noise else super().memory_size
 
@@ -178,7 +183,8 @@ class OffPolicy(Algorithm):
         fresh = drawn.cpu().numpy()
         # The last choice needs no bound, because it has the remaining probability.
         ends = (chances / chances.sum()).cumsum()[:-1]
-        # The inverse of the cumulative distribution at a uniform number is a draw from it.
+        # A uniform random number, mapped by the inverse of the cumulative distribution, is a draw
+        # from the distribution.
         fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
         # Noise with a count of 0 is replaced by fresh noise. A new episode begins with a memory of
         # zeros, so it also gets fresh noise.
@@ -278,8 +284,8 @@ class OffPolicy(Algorithm):
     def _rewards_of(self, rollout: Rollout) -> Any:
         """Return a rollout's rewards [R, S] of each signal, times its strength."""
         steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
-        # `steps_of` scales actions as those of a Gaussian policy. The actions here are already in
-        # -1..1, so they are read again without scaling.
+        # `steps_of` scales actions as if a Gaussian policy had drawn them. The actions here are
+        # already in -1..1, so they are read again without scaling.
         continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
         steps = Rows(
             obs=steps.obs,
@@ -374,7 +380,6 @@ class OffPolicy(Algorithm):
         return self.target_entropy + nn.functional.pad(change, (n_continuous, 0))
 
     def _temperatures(self) -> dict[str, float]:
-        """Return the temperatures, by tag."""
         stats, alpha = {}, self.log_alpha.detach().exp().tolist()
         if self.spec.action_spec.continuous_size:
             stats["Policy/Continuous Entropy Coeff"] = alpha.pop(0)

@@ -44,7 +44,8 @@ BASELINE_WEIGHT = 0.5
 _CHUNK = 2048
 """Largest number of moments that the critic evaluates at once, to limit memory for images."""
 _PLACES = 4096
-"""Largest number of members, summed over sets, that the critic evaluates at once to fit a cache."""
+"""Largest number of members, summed over sets, that the critic evaluates at once, so that its
+tensors fit into a cache."""
 
 
 class POCA(PPO):
@@ -107,9 +108,10 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
-        # Members share a moment; after `unique`, the members of each moment are encoded once.
+        # Several rows may have the same moment; after `unique`, its members are encoded only once.
         moments = np.unique(groups.moment[index])
-        # A compiled program has one size of group, so small groups are padded with absent members.
+        # A compiled program needs groups of one size, so small groups are padded with absent
+        # members.
         is_compiled = self.optimizer.compiled is not None
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)

@@ -62,7 +62,7 @@ class Policy(nn.Module):
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings, heads or (SquashedHeads if squash else ActionHeads))
         self.numpy_actor = None
-        # For few agents NumPy is faster, because a call of torch takes longer than its arithmetic.
+        # For few agents NumPy is faster, because most of torch's time is spent on function calls.
         if NumpyActor.fits(self.actor):
             self.numpy_actor = NumpyActor(self.normalizers, self.actor)
 
@@ -86,8 +86,8 @@ class Policy(nn.Module):
 
         Args:
             obs: [N, *shape] per observation.
-            action_mask: bool [N, branch] per branch, True where a choice is forbidden; None if none
-                is.
+            action_mask: bool [N, branch size] per branch, True where a choice is forbidden; None if
+                every choice is allowed.
             generator: random stream that actions are drawn from.
             memory: [N, M] memory of the agents, zeros at the start of an episode; None without a
                 recurrent layer.
@@ -131,7 +131,6 @@ class Policy(nn.Module):
         memory: FloatArray | None,
         held: FloatArray | None,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
-        """Return actions that torch computes from the arguments of `act`, and the new memory."""
         heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         if noise is not None and held is not None:

@@ -261,8 +261,8 @@ class PPO(Algorithm):
 
     def ready(self, n_rows: int) -> bool:
         """Return whether `n_rows` rows of closed trajectories are enough for an update."""
-        # An update needs more than `buffer_size` rows, not just as many, as in ML-Agents, because
-        # published buffer sizes are tuned to it.
+        # As in ML-Agents, exactly `buffer_size` rows are not enough, because published buffer sizes
+        # are tuned to this.
         return n_rows > self.hyperparameters.buffer_size
 
     def update_in_parts(
@@ -305,7 +305,6 @@ class PPO(Algorithm):
         return stats
 
     def _passes(self, rollout: Rollout, rows: Rows, epsilon: float) -> Iterator[Rows]:
-        """Yield the minibatches of all passes over the rows of a rollout."""
         latest = rows
         for number in range(self.hyperparameters.num_epoch):
             # The rows of the first pass already have advantages by the current critic.
@@ -326,7 +325,7 @@ class PPO(Algorithm):
 
     @property
     def _unit(self) -> FloatArray:
-        """float32 [S] return for which a critic's output of 1 stands: 1, or the scale's divisor."""
+        """float32 [S] return that a critic's output of 1 means: 1, or `return_scale.divisor`."""
         if self.return_scale is None or self.return_scale.count == 0:
             return np.ones(len(self.signals.names), np.float32)
         unit: FloatArray = self.return_scale.divisor.astype(np.float32)
@@ -339,7 +338,7 @@ class PPO(Algorithm):
         return rows.minibatches(self.minibatch_stream, size, self.processes)
 
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
-        """Return the means of absolute losses by tag: ML-Agents charts the absolute policy loss.
+        """Return the means of the losses' absolute values by tag, because ML-Agents charts these.
 
         Args:
             losses: [P, L] the L losses of each of P gradient steps.
@@ -426,7 +425,7 @@ class PPO(Algorithm):
         return loss, (loss_pi, loss_v, log_ratio)
 
     def policy_loss(self, log_ratio: Tensor, batch: Rows) -> Tensor:
-        """Return the policy's loss, a scalar: the clipped surrogate, or that of a subclass.
+        """Return the policy's loss, a scalar: the clipped surrogate; subclasses may change it.
 
         Args:
             log_ratio: [B, C] log probabilities of the taken actions, less `batch.log_prob`.
@@ -472,7 +471,8 @@ class PPO(Algorithm):
         changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
-        # Weights are ratios to the policy that acted, so its log probabilities are put back first.
+        # The weights are ratios to the policy that acted, so the log probabilities of that policy
+        # are put back first.
         (changed["log_prob"],) = tensors([rollout.fields["log_prob"]], self.device)
         collected = replace(rows, fields={**rows.fields, **changed})
         return reweighted_to_current_policy(collected, rows.log_prob)

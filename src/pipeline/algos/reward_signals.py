@@ -31,7 +31,8 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Signals reward so few rows at once that the features of images need little memory.
+# Number of rows that signals reward at once; it is small, so that features of images need little
+# memory.
 _CHUNK = 4096
 
 
@@ -337,7 +338,6 @@ class IntrinsicRewards:
         return stats
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
-        """Add the rewards of trajectories to the sums of their episodes."""
         # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all have K items, or all none

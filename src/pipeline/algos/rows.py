@@ -93,7 +93,7 @@ class Rows:
 
     @property
     def value(self) -> Tensor:
-        """[R, S] critic's value for each reward signal, from when the rollout was complete."""
+        """[R, S] critic's value for each reward signal, computed when the rollout was complete."""
         return self.fields["value"]
 
     @property
@@ -262,7 +262,7 @@ def values_in_sequence(
     # critic evaluates it with the right memory.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
-    # So many sequences are evaluated at once that they have about `_CHUNK` rows.
+    # Number of sequences that are evaluated at once: they have about `_CHUNK` rows.
     n = max(_CHUNK // int(lengths.max()), 1)
     n_ended = 0
     for first in range(0, len(lengths), n):

@@ -135,19 +135,19 @@ class SAC(OffPolicy):
         # `q_taken` [2, B, S] has the twins' values of the stored actions, trained to be `targets`.
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
-        # The policy's loss is equation 12 of arXiv 1801.01290, with branches that of arXiv
-        # 1910.07207. It uses only the first twin's values, as in ML-Agents; the state value's
+        # The policy's loss is equation 12 of arXiv 1801.01290; with branches it is the loss of
+        # arXiv 1910.07207. It uses only the first twin's values, as in ML-Agents; the state value's
         # target uses the smaller of both twins' values.
         loss_pi = (sampled.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            # The target of the state value is equation 5 of arXiv 1801.01290, with branches that of
-            # arXiv 1910.07207.
+            # The target of the state value is equation 5 of arXiv 1801.01290; with branches it is
+            # the target of arXiv 1910.07207.
             least = torch.minimum(expected, sampled.expected(sampled_values[1]))
             soft = least - self._critic_cost(sampled).unsqueeze(1)
             entropy_gap = sampled.log_prob.mean(0) + self._targets(batch.allowed)
         errors = torch.cat((value.unsqueeze(0), q_taken)) - torch.stack((soft, targets, targets))
-        # `losses` [3] are those of the state value and of both twins (arXiv 1801.01290, equations 5
-        # and 7), means over rows and signals.
+        # `losses` [3] has the loss of the state value and of each twin (arXiv 1801.01290, equations
+        # 5 and 7), as means over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
         # This is equation 18 of arXiv 1812.05905, with log alpha for alpha, as in ML-Agents.
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
@@ -157,7 +157,7 @@ class SAC(OffPolicy):
         return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
 
     def targets(self, batch: Rows, next_value: Tensor) -> Tensor:
-        """Return the targets [B, S] of the action values, or those of a subclass.
+        """Return the targets [B, S] of the action values; subclasses may return other targets.
 
         Args:
             batch: a minibatch, with `rewards` [B, S] and `done` [B].

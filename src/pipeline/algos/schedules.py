@@ -1,4 +1,4 @@
-"""Schedules of the learning rate, epsilon and beta; and completing an update that runs in parts."""
+"""Schedules of the learning rate, epsilon and beta, and a loop that runs all parts of an update."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
     """
     if kind == "constant":
         return start
-    # The step is limited to `max_steps`, because the last update may come a little after them.
+    # The step is limited to `max_steps`, because the last update may come a few steps later.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
 
 

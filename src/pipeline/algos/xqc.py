@@ -75,7 +75,7 @@ def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -
     Args:
         logits: [2, B, K, Z] logits of both critics.
         sampled: the policy's actions at the same observations.
-        atoms: [Z] returns that the atoms stand for.
+        atoms: [Z] return of each atom.
     """
     of_choices = logits.softmax(-1)
     if sampled.probability is None:
@@ -327,7 +327,7 @@ class XQC(OffPolicy):
         return fields
 
     def learn_minibatch(self, batch: Rows) -> Tensor:
-        """Make a step of the critics, and at every `policy_delay`-th call a step of the actor."""
+        """Make a gradient step of the critics, and at every `policy_delay`-th call of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
             self.critic_losses, self._with_noise(batch), max_norm=max_norm
@@ -483,7 +483,8 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     """Refuse settings that batch normalisation, or one critic for all signals, does not allow.
 
     Raises:
-        SettingsError: The network has a memory or hyper weights, or signals differ in gamma.
+        SettingsError: The network has a memory, hyper weights, layer normalisation or another
+            activation than Swish, or the reward signals have different values of gamma.
     """
     network = settings.network_settings
     if network.memory is not None:
@@ -495,7 +496,7 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
         key = "layer_norm" if network.layer_norm else "activation"
         raise SettingsError(
             f"network_settings.{key}: trainer_type xqc has batch normalisation and activations of "
-            "its own; leave it out, or use sac"
+            "its own; leave this setting out, or use sac"
         )
     has_goal = any(
         obs.observation_type == ObservationType.GOAL_SIGNAL and len(obs.shape) != 2
@@ -504,8 +505,8 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     if has_goal and network.goal_conditioning_type == "hyper":
         raise SettingsError(
             "network_settings.goal_conditioning_type: trainer_type xqc cannot fold batch "
-            "normalisation into weights that a goal makes (hyper); set it to none, which reads the "
-            "goal as an input"
+            "normalisation into weights that are computed from a goal (hyper); set it to none, "
+            "which reads the goal as an input"
         )
     gammas = {name: signal.gamma for name, signal in settings.reward_signals.items()}
     if len(set(gammas.values())) > 1:

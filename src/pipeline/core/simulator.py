@@ -62,7 +62,7 @@ class Renderable(Protocol):
 class Restorable(Protocol):
     """A simulator that can be stopped between two steps and continued exactly.
 
-    If training in such a simulator is killed and resumed, it gives the same numbers as an
+    A run with such a simulator that is killed and resumed gives the same numbers as an
     uninterrupted run.
     """
 
@@ -78,7 +78,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class HasState(Protocol):
-    """An object with a state to save and restore; the method names are those of other libraries."""
+    """A simulator with the methods `get_state` and `set_state`, as some other libraries have."""
 
     def get_state(self) -> Any:
         """Return the state: everything that later steps depend on, as arrays and plain values."""
@@ -89,13 +89,12 @@ class HasState(Protocol):
 
 def state_of(simulator: object) -> dict[str, Any] | None:
     """Return a simulator's state; None if the simulator cannot return a state."""
-    # This project's interface is tried first, because a class may have both interfaces, and a
-    # state must come from one of them.
+    # A class may have both interfaces; `restore` tests them in the same order, because a state must
+    # be restored by the interface that returned it.
     if isinstance(simulator, Restorable):
         return simulator.state_dict()
     if isinstance(simulator, HasState):
-        # The state is put into a map, because callers store a map, and the other library's state
-        # may be any value.
+        # The result must be a dict, but `get_state` of another library may return any value.
         return {"state": simulator.get_state()}
     return None
 
@@ -117,6 +116,7 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 def no_state(simulator: object) -> str:
     """Return the error message about a simulator that cannot return its state."""
-    # The remedy names HasState's methods, because a user's environment is rarely a full Simulator.
+    # The message names the methods of `HasState`, because few environments of users have the
+    # methods of `Simulator`.
     name = type(simulator).__name__
     return f"{name} does not give its state; give the environment get_state() and set_state(state)"

@@ -37,7 +37,7 @@ MAX_ACTIONS = 1 << 16
 """Maximum number of continuous actions plus choices of all branches; networks have an output for
 each."""
 FREE_BYTES = 1 << 27
-"""Bytes of memory that a message or file may always take, however few bytes were sent."""
+"""Bytes of memory that any message or file may take, even if it is short."""
 # Each byte that was sent allows this many more bytes of memory; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
 AGENT_BYTES = 4096
@@ -177,7 +177,7 @@ class ActionSpec(NamedTuple):
     def random_action(self, n_agents: int, rng: np.random.Generator | None = None) -> ActionTuple:
         """Return uniformly distributed actions for `n_agents`; masks are not used.
 
-        Continuous actions are in [-1, 1), and discrete actions are any choice of each branch.
+        Continuous actions are in [-1, 1); each discrete action is any choice of its branch.
         """
         # As in ML-Agents, the generator may be left out; code of this project passes one with a
         # seed.
@@ -220,8 +220,8 @@ class ScaledSpec(BehaviorSpec):
     """A behavior's specification with texts that explain the numbers in its tensors.
 
     `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy, and a text
-    with the environment's spaces if it has some. Comparisons of specifications ignore `scales`,
-    because the networks do not depend on them.
+    that describes the spaces of an environment with spaces. Comparisons of specifications ignore
+    `scales`, because the networks do not depend on them.
     """
 
     scales: tuple[str, ...] = ()
@@ -260,8 +260,8 @@ def _fault(spec: BehaviorSpec) -> str | None:
 
 def _fault_of_actions(actions: ActionSpec) -> str | None:
     n, branches = actions.continuous_size, actions.discrete_branches
-    # Sizes are checked before any array is allocated: a negative size would fail far from its
-    # cause.
+    # Sizes are checked before any array is allocated, because a negative size would cause an
+    # unclear error later.
     if n < 0 or min(branches, default=1) < 1:
         return (
             f"it announces {n} continuous actions and discrete branches of the sizes "
@@ -299,7 +299,7 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
                 f"{subject}, a list of variable length; at most {MAX_ENTITIES} entries are "
                 "possible, because every pair is compared: send fewer entries"
             )
-    # The sum over all observations decides memory, not the largest one.
+    # Memory depends on the sum over all observations, not on the largest observation.
     total = sum(math.prod(obs.shape) for obs in specs)
     if total > MAX_NUMBERS:
         return (
@@ -369,7 +369,8 @@ def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
         return f"takes the actions ({theirs.action_spec}), the others ({ours.action_spec})"
     first, second = ours.observation_specs, theirs.observation_specs
     names, other_names = [obs.name for obs in first], [obs.name for obs in second]
-    # A swapped order may have equal shapes, and would then train on exchanged inputs unnoticed.
+    # Swapped observations may have equal shapes; training would then exchange the inputs without
+    # an error.
     if other_order(names, other_names):
         return f"sends the observations in the order {other_names}, the others {names}"
     if len(first) != len(second):
@@ -419,7 +420,8 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
     """Return a behavior's specification as plain values."""
-    # Empty `scales` are left out, so that files of specifications without scales keep their bytes.
+    # Empty `scales` are left out, so that the files of specifications without scales have the same
+    # bytes as those that versions without `scales` wrote.
     scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [

@@ -17,7 +17,7 @@ from pipeline.core.specs import BehaviorSpec
 
 
 class DecisionStep(NamedTuple):
-    """One agent that asks for a decision."""
+    """The step of one agent that asks for a decision."""
 
     obs: list[FloatArray]
     reward: float
@@ -29,7 +29,7 @@ class DecisionStep(NamedTuple):
 
 # `interrupted` is what Gymnasium calls truncated: the value of the last state is bootstrapped.
 class TerminalStep(NamedTuple):
-    """One agent whose episode has ended."""
+    """The last step of one agent's episode."""
 
     obs: list[FloatArray]
     reward: float
@@ -69,7 +69,11 @@ class _AgentSteps(Mapping[int, Step]):
         return iter(self.agent_id_to_index)
 
     def _row(self, agent_id: int) -> tuple[int, dict[str, Any]]:
-        """Return an agent's row, and the fields that decision and terminal steps share."""
+        """Return an agent's row number, and its values of the fields that both kinds of steps have.
+
+        Raises:
+            KeyError: The agent is not among these steps.
+        """
         # ML-Agents raises KeyError for an absent agent too, so existing `except` clauses work.
         row = self.agent_id_to_index.get(agent_id)
         if row is None:
@@ -114,7 +118,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
         """Return steps without rows; the other sizes of the arrays are those of `spec`."""
-        # The mask is None, which readers take as "all actions allowed"; for no agents this is true.
+        # A mask of None means that all actions are allowed, which is true without agents.
         return DecisionSteps(**_no_rows(spec), action_mask=None)
 
 
@@ -146,7 +150,7 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
-# The arrays have zero rows, so that code for all agents needs no special case.
+# The arrays have 0 rows and the usual other sizes, so that callers need no special case.
 def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
     return {
         "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],
@@ -200,8 +204,9 @@ def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
 
 
 def same_steps(one: Steps, other: Steps) -> bool:
-    """Return whether all arrays of two behaviors' steps are equal."""
-    # Arrays must be equal bit for bit: this checks that a restored simulator equals the saved one.
+    """Return whether all arrays of two `Steps` have equal shapes and values."""
+    # Values are compared without a tolerance, because a restored simulator must give exactly the
+    # saved steps.
     arrays, other_arrays = list(_arrays(one)), list(_arrays(other))
     return len(arrays) == len(other_arrays) and all(map(np.array_equal, arrays, other_arrays))
 
@@ -215,7 +220,7 @@ def _arrays(steps: Steps) -> Iterator[AnyArray]:
 
 def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
     """Return the name and the value of each field of `steps` that is not None."""
-    # `init` is False for the index only, which is built again when it is needed.
+    # Only the field `_index` has `init=False`; it is built again when it is needed.
     values = [
         (attribute.name, getattr(steps, attribute.name))
         for attribute in fields(steps)

@@ -21,7 +21,7 @@ class Field:
     shape: tuple[int, ...]
     dtype: type = np.float32
     every: int = 0
-    """If above 0, the column is stored only at rows 0, `every`, 2 `every`, ... of a trajectory."""
+    """If above 0, the column is stored only at every `every`-th row of a trajectory, from row 0."""
     at_end: bool = False
     """Whether the column is stored once for each trajectory, at the trajectory's end."""
 
@@ -38,8 +38,12 @@ class Columns(Generic[T]):
     """Observations, in the order of the behavior's specification."""
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
-        """Apply `change` to each column, or with `other` to each pair of columns of one name."""
-        # This case is separate, because `map` runs several times in each message and must be fast.
+        """Return the results of `change` for each column, by the column's name or index.
+
+        With `other`, `change` gets each column and the same column of `other`.
+        """
+        # The case without `other` is separate, because `map` is called several times for each
+        # message and must be fast.
         if other is None:
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
@@ -51,7 +55,7 @@ class Columns(Generic[T]):
         """Return pairs of columns: each column of this object and the same column of `other`."""
         pairs = [*zip(self.obs, other.obs, strict=True)]
         for name, values in self.fields.items():
-            # In Python 3.11 a comprehension would add a call.
+            # A loop is faster than a comprehension, which is a function call in Python 3.11.
             pairs.append((values, other.fields[name]))
         return pairs
 
@@ -133,7 +137,10 @@ class GrowableRows:
         # A checkpoint of another algorithm, or of another version, has other columns.
         present = self.arrays.to_saved()
         if state.keys() != present.keys():
-            raise ValueError(f"the columns {', '.join(state)} instead of {', '.join(present)}")
+            raise ValueError(
+                f"the saved rows have the columns {', '.join(state)}, but the algorithm needs "
+                f"{', '.join(present)}"
+            )
         self.replace(len(next(iter(state.values()))), Columns.from_saved(state))
 
 

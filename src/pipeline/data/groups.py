@@ -23,7 +23,8 @@ import numpy as np
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
-# Distance between the keys of two sources; ids of groups are int32, so keys cannot be equal.
+# Distance between the keys of two sources. Ids of groups are int32, so groups of two sources never
+# have equal keys.
 _SOURCE = 1 << 32
 _NO_GROUP = -1
 _PER_SLOT = {
@@ -41,7 +42,8 @@ _PER_SLOT = {
     "own_at_end": np.float64,
     "group_at_end": np.float64,
 }
-# Checkpoints keep earlier names, so that old and new versions read each other's files.
+# Checkpoints have the names of an earlier version, so that old and new versions can read each
+# other's files.
 _SAVED_AS = {
     "pending_reward": "owed",
     "step_reward": "gained",
@@ -146,7 +148,7 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all group snapshots but those in `needed` and the latest of present agents."""
+        """Forget group snapshots, except the numbers `needed` and the latest of present agents."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])

@@ -16,7 +16,8 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Places that are allocated at first for last observations, as a share of the capacity.
+# Places for the last observations of trajectories that are allocated at first, as a share of the
+# capacity.
 _ENDS = 1 / 16
 
 
@@ -41,9 +42,9 @@ class Replay:
 
     New rows overwrite the oldest rows. If the agents have a memory, whole sequences are sampled,
     and a sequence is not sampled any more after one of its rows was overwritten. A rollout has a
-    field `next_NAME` only once for each trajectory: the value of the field NAME after its last row.
-    The replay has `next_NAME` for every row: the value of NAME in the next row, or after a
-    trajectory's last row the rollout's value.
+    field `next_NAME` only once for each trajectory: the value of the field NAME after the
+    trajectory's last row. The replay has `next_NAME` for every row: the value of NAME in the next
+    row, or the rollout's value for the last row of a trajectory.
 
     Args:
         columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.
@@ -297,7 +298,10 @@ class Replay:
         obs = Columns.from_saved(state).obs
         n_rows, n_places = len(state["place"]), len(obs[0])
         if n_rows > self.capacity:
-            raise ValueError(f"it holds {n_rows} rows, and buffer_size is {self.capacity}")
+            raise ValueError(
+                f"the saved replay has {n_rows} rows, and buffer_size is {self.capacity}; set "
+                "buffer_size to at least this number of rows"
+            )
         at = (self.n_added + np.arange(n_rows)) % self.capacity
         for name, stored in self._rows.items():
             stored[at] = state[name]

@@ -122,7 +122,7 @@ class Trajectories:
     def n_closed(self) -> int:
         """Number of rows for the next update; with memory, each short sequence counts as full.
 
-        So `buffer_size` rows are the same number of sequences, whether episodes are short or long.
+        This makes `buffer_size` rows the same number of sequences for short and long episodes.
         """
         if not self._sparse:
             return self._rows.used
@@ -232,7 +232,8 @@ class Trajectories:
             self._episode_return[slots] = 0.0
             self._episode_length[slots] = 0
             return closed
-        # At the horizon a trajectory closes without an end, so the next value is bootstrapped.
+        # A trajectory that closes at the horizon has not ended its episode, so the value after its
+        # last row is bootstrapped.
         full = self._cursor[slots] >= self.horizon
         if not full.any():
             return None

@@ -99,7 +99,13 @@ class Slots:
         return _concatenated(freed)
 
     def sweep(self) -> AnyArray:
-        """Free the slots of agents that were in none of the last 1,000 messages; return them."""
+        """Free the slots of agents that were in none of the last 1,000 messages, if a sweep is due.
+
+        A sweep is due when the number of taken slots has doubled since the last sweep.
+
+        Returns:
+            The freed slots [K].
+        """
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
         since = self._clock - STALE_AFTER_MESSAGES
@@ -140,7 +146,10 @@ class Slots:
         owned = [*state["free"], *(slot for e in state["taken"] for slot in e["slots"].tolist())]
         # Two agents with one slot would write to the same rows without an error.
         if sorted(owned) != list(range(len(state["heard"]))) or state["n_slots"] != len(owned):
-            raise ValueError(f"{len(owned)} of {state['n_slots']} slots have an agent or are free")
+            raise ValueError(
+                f"the saved agents and free slots name {len(owned)} slots, but each of the "
+                f"{state['n_slots']} slots must be named once"
+            )
         self._by_source = {
             entry["source"]: (entry["ids"], entry["slots"]) for entry in state["taken"]
         }

@@ -30,8 +30,8 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 AnyTensor = TypeVar("AnyTensor")
 
-# These are ML-Agents' gains of initial weights. With them means begin near 0, and all choices begin
-# nearly equally likely.
+# These are ML-Agents' gains of initial weights. With these gains the means of actions are near 0
+# before training, and all choices are nearly equally likely.
 MU_GAIN = 0.2
 LOGITS_GAIN = 0.1
 
@@ -183,7 +183,7 @@ class ActionHeads(nn.Module):
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
-        """Add outputs of sampled and of most likely actions, with the names of Unity's loader."""
+        """Add outputs of sampled and of most likely actions, named as Unity's loader expects."""
         if self.mu is not None:
             self._continuous_to_onnx(graph, hidden, self.mu)
         if self.branches:
@@ -209,7 +209,6 @@ class ActionHeads(nn.Module):
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
-        """Add the operators of `to_environment`, from tensor `action` to tensor `output`."""
         clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
         graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
 
@@ -238,7 +237,10 @@ class ActionHeads(nn.Module):
 
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
-    """Return logits with forbidden choices (mask 0) lowered: logits · m - 1e8 · (1 - m)."""
+    """Add operators to the graph that lower the logits of forbidden choices, with mask m = 0.
+
+    The result is logits · m - 1e8 · (1 - m).
+    """
     # Arithmetic replaces the operator Where, because Unity is only sure to import the operators of
     # ML-Agents' own models.
     minus = graph.node("Mul", [mask, graph.scalar(-1.0)])
@@ -249,7 +251,6 @@ def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors with shapes that broadcast against each other."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -302,7 +303,8 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        # With a shared body both stay None, so that checkpoints do not have its weights twice.
+        # With a shared body, `body` and `memory` are None, so that checkpoints do not have the
+        # actor's weights twice.
         self.body = self.memory = None
         if shared is not None:
             width = shared.output_size

@@ -21,8 +21,8 @@ from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 # These are ML-Agents' sizes.
 EMBEDDING_SIZE = 128
 N_HEADS = 4
-# An entity with a sum of squares below this is an unused row. Every model that ML-Agents exported
-# has this threshold, so an entity of zeros cannot be distinguished from an unused row.
+# A row with a sum of squares below this counts as unused, even if it is an entity of zeros. The
+# threshold is the same as in all models that ML-Agents exported.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 # This is ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
@@ -113,8 +113,8 @@ class ResidualSelfAttention(nn.Module):
             )
             for name, layer in layers.items()
         )
-        # Importers of inference engines merge two adjacent transpositions incorrectly; the two
-        # nodes between them change no number and keep them apart.
+        # Importers of inference engines merge two adjacent transpositions incorrectly. The two
+        # nodes between the transpositions prevent this; their results cancel out.
         one = graph.scalar(1.0)
         key = graph.node("Add", [graph.node("Sub", [key, one]), one])
         key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
@@ -158,7 +158,6 @@ class ResidualSelfAttention(nn.Module):
 
 
 def _linear_per_entity(graph: OnnxGraph, layer: nn.Linear, x: str, name: str) -> str:
-    """Add to the ONNX graph a dense layer that is applied to every entity [batch, n, in]."""
     bias = graph.weight(layer.bias, f"{name}.bias")
     return graph.node("Add", [graph.matmul(x, layer.weight, f"{name}.weight"), bias])
 
@@ -257,6 +256,6 @@ class EntityEncoder(nn.Module):
 
 
 def _columns_in_use(padding: Tensor) -> int:
-    """Return how many columns of `padding` [B, N] there are up to the last entity, at least 1."""
+    """Return the number of columns of `padding` [B, N] up to the last entity; at least 1."""
     used = (~padding).any(0).nonzero()
     return int(used[-1]) + 1 if len(used) else 1

@@ -32,9 +32,11 @@ MOMENTUM = 0.01
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0
 """Limits r_max (a factor) and d_max (in standard deviations) of batch renormalisation."""
 RENORMALIZED_AFTER = 100_000
-"""Number of minibatches after which running statistics are accurate for renormalisation."""
+"""Number of minibatches after which the running statistics are accurate, and renormalisation
+begins."""
 _NARROW = 64
-"""With fewer inputs, the gradient of weights is computed twice as fast with transposed weights."""
+"""With fewer inputs than this, the gradient of weights is computed twice as fast if the weights are
+transposed."""
 
 Dense = tuple[Tensor, Tensor]
 """Weight [n_out, n_in] and bias [n_out] of a dense layer."""
@@ -85,8 +87,8 @@ class NormalizedLayers(nn.Module):
         self.scales = nn.ParameterList(map(torch.ones, sizes))
         self.shifts = nn.ParameterList(map(torch.zeros, sizes))
         if is_before and widths:
-            # The first shift is not trained: the next normalisation subtracts it again, so that its
-            # gradient is only rounding.
+            # The first shift is not trained, because the next normalisation subtracts it again, and
+            # its gradient is only rounding error.
             self.shifts[0].requires_grad_(requires_grad=False)
         self._sizes = sizes
         # These are lists, because look-ups in a `ParameterList` take as long as small operations.
@@ -123,8 +125,8 @@ class NormalizedLayers(nn.Module):
         The second result is this scale and shift, or None if they are already applied.
         """
         means, inverses = [], []
-        # Scale and shift of a layer's input are applied to its weights, which are fewer numbers
-        # than the features; and an observation then needs no derivative.
+        # Scale and shift of a layer's input are applied to the layer's weights, which are fewer
+        # numbers than the features. The observations then need no derivative, either.
         entering: Affine | None = None
         running = None if self.is_before else self._statistics()
         for place, affine in enumerate(self._affine):
@@ -151,8 +153,8 @@ class NormalizedLayers(nn.Module):
     ) -> Affine:
         """Return the scale and shift of features, corrected by batch renormalisation.
 
-        `mean` and `inverse` standard deviation of the minibatch have normalised the features. The
-        corrections r and d (arXiv 1702.03275) have no gradient.
+        The features are normalised by the minibatch's `mean` and inverse standard deviation,
+        `inverse`. The corrections r and d (arXiv 1702.03275) have no gradient.
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
@@ -223,7 +225,7 @@ def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDen
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the result of `dense`; this is faster for few inputs and trained weights."""
+    """Compute the same as `dense`, faster for weights that are trained and have few inputs."""
     if weight.shape[1] >= _NARROW:
         return dense(x, weight, bias)
     columns = weight.t().contiguous()
@@ -238,7 +240,7 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` sets the actor that acts.
+    """SAC's actor with batch normalisation, for training; `fold_into` copies it for acting.
 
     In the module's training mode, each call normalises by the minibatch's statistics, and moves the
     running statistics towards them.
@@ -254,7 +256,7 @@ class NormalizedActor(nn.Module):
             is_before=is_before,
         )
         self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
-        # In training mode each call would move the running statistics; see the class.
+        # In training mode, each call would move the running statistics.
         self.eval()
 
     def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # Actor has it
@@ -311,7 +313,7 @@ def _head_layers(heads: SquashedHeads) -> list[nn.Linear]:
 
 
 class NormalizedCritic(nn.Module):
-    """Action values with batch normalisation, for continuous actions and for each choice.
+    """Action values from layers with batch normalisation; with branches, one for each choice.
 
     Args:
         spec: specification of the behavior.
@@ -338,7 +340,7 @@ class NormalizedCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
-        """Return the arguments of `values` for a minibatch, with features normalised by it.
+        """Return the arguments of `values`; features are normalised by the minibatch's statistics.
 
         Args:
             obs: [B, *shape] per observation, normalised.
@@ -353,13 +355,13 @@ class NormalizedCritic(nn.Module):
         return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Return values [B, outputs, atoms]: an output for each choice, or one without branches."""
+        """Return values [B, outputs, atoms]: one output for each choice; without branches one."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
-        """Return values [B, outputs, atoms] by the running statistics.
+        """Return values [B, outputs, atoms], with features normalised by the running statistics.
 
-        The values have a derivative with respect to the actions only, not to weights.
+        The values have a derivative with respect to the actions, but not to the weights.
         """
         with torch.no_grad():
             joined = self.body(obs)

@@ -63,7 +63,7 @@ class Normalizers(nn.Module):
 
 
 class HyperLayer(nn.Module):
-    """A dense layer whose weights are made from the goal (Ha et al. 2017, arXiv 1609.09106).
+    """A dense layer with weights computed from the goal (Ha et al. 2017, arXiv 1609.09106).
 
     The goal passes two dense layers with Swish, and a layer normalisation; from the result a last
     dense layer computes the weights [n_in, n_out] for each row of the minibatch.
@@ -138,7 +138,8 @@ class ObservationEncoder(nn.Module):
     Args:
         specs: specifications of the observations.
         settings: settings of the network.
-        n_actions: size of the action vector that the dense layers also read; 0 without; see `head`.
+        n_actions: size of the action vector that the dense layers also read (see `head`); 0 if they
+            read no actions.
 
     Raises:
         SettingsError: An observation or a setting cannot be used.
@@ -177,16 +178,19 @@ class ObservationEncoder(nn.Module):
             self.attention = EntityEncoder(n_in, [specs[i].shape[1] for i in self.entities])
             n_in += self.attention.output_size
         if n_in == 0:
-            raise SettingsError("the behavior has no observations that a network could take")
-        # Actions come after `EntityEncoder` got its input size: attention must not see actions.
+            raise SettingsError(
+                "the behavior has no observations, or only empty observations, so its networks "
+                "have no input; give its agents an observation with at least one number"
+            )
+        # Actions are added after `EntityEncoder` was made, because attention must not read actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
-        # The layer with generated weights counts as one of `num_layers`.
         if hyper and settings.layer_norm:
             raise SettingsError(
-                "network_settings.layer_norm: a layer whose weights a goal makes cannot be "
-                "normalised; set goal_conditioning_type to none, or layer_norm to false"
+                "network_settings.layer_norm: a layer with weights that are computed from a goal "
+                "cannot be normalised; set goal_conditioning_type to none, or layer_norm to false"
             )
+        # The `HyperLayer` is the last of the `num_layers` layers.
         plain = layers[:-1] if hyper else layers
         self.dense = DenseLayers(
             n_in, plain, activation=settings.activation, layer_norm=settings.layer_norm
@@ -204,9 +208,11 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return the input [B, n] of the dense layers, without actions; and the HyperLayer's goal.
+        """Return the features of observations, and the goal.
 
-        The goal is None if there is no HyperLayer.
+        Returns:
+            The input [B, n] of the dense layers, without the actions; and the goal observations
+            [B, goal_size] from which the HyperLayer computes its weights, None without HyperLayer.
         """
         parts = list(obs)
         for index, encoder in self.encoders.items():
@@ -234,7 +240,8 @@ class ObservationEncoder(nn.Module):
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
         """Add the operators of `forward` to `graph`; return the name of their result."""
-        # `obs` is a generator, so that an observation's normaliser and encoder are adjacent.
+        # `obs` is a generator, so that an observation's normaliser and encoder are adjacent in the
+        # graph.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
             if str(i) in self.encoders
@@ -260,12 +267,12 @@ class ObservationEncoder(nn.Module):
 
 
 def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
-    """Refuse an observation of a rank other than 1 or 3 unless it is a list of entities."""
     if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:
         return
     flags = [DimensionProperty(flag).name for flag in spec.dimension_property]
     raise SettingsError(
         f"observation {index} ({spec.name or 'unnamed'}): Unsupported Sensor with specs shape "
         f"{tuple(spec.shape)} and dimension properties {flags}; send a vector (rank 1), an image "
-        "(rank 3), or a list of entities [most, numbers] with VARIABLE_SIZE and NONE"
+        "(rank 3), or a list of entities (rank 2: number of entities, numbers of each entity) with "
+        "the dimension properties VARIABLE_SIZE and NONE"
     )

@@ -264,8 +264,8 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
     """Return for each set of a group the indices of its N embeddings among the group's 2 N.
 
-    A group's 2 N embeddings are the N members' by `seen` (from observations), and then the N
-    members' by `done` (from observations and actions).
+    A group has 2 N embeddings: first of its N members by the layer `seen` (from observations), then
+    of its N members by the layer `done` (from observations and actions).
 
     Returns:
         int64 [1 + N, N]: for the value, all members by `seen`; then for each member's baseline,

@@ -25,7 +25,7 @@ _LARGE, _WIDE = 6_000_000, 64
 # rounded up to multiples of this.
 _ROUND = 256
 IS_TRACED = ContextVar("is_traced", default=False)
-"""True while a loss is traced: shapes recur, and no branch may depend on a tensor's value."""
+"""True while a loss is traced, when no branch may depend on a tensor's value."""
 
 
 def draw_normal(weight: Tensor, std: float) -> None:
@@ -139,7 +139,7 @@ class DenseLayers(nn.Module):
         self.norms = nn.ModuleList(map(nn.LayerNorm, widths) if layer_norm else ())
         self.activation = activation
         self._activate = ACTIVATIONS[activation]
-        # The list saves look-ups, which with calls take most of a small layer's time. Its pairs
+        # The list saves look-ups of parameters, which take much of a small layer's time. Its pairs
         # remain valid, because optimizers move a parameter's data and keep the object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
@@ -235,8 +235,8 @@ class RunningNormalizer(nn.Module):
         mean, deviation = self.statistics()
         if not (deviation > 0.0).all():
             raise ExportError(
-                f"export: {x}.std holds values that are not above 0; the normaliser's statistics "
-                "are broken"
+                f"export: {x}.std holds values that are not above 0: the normaliser's statistics "
+                "are damaged; export an earlier checkpoint"
             )
         mean_, std = graph.weight(mean, f"{x}.mean"), graph.weight(deviation, f"{x}.std")
         scaled = graph.node("Div", [graph.node("Sub", [x, mean_]), std])

@@ -1,4 +1,4 @@
-"""The ONNX graph of a policy while it is put together.
+"""The ONNX graph of a policy, to which each module adds its operators.
 
 The modules of a policy have a method `to_onnx`: it appends the operators of `forward` to a graph,
 and returns the name of the tensor that `forward` would return. Names depend only on the order of
@@ -161,7 +161,7 @@ class OnnxGraph:
         return self.node("Div", [centered, self.node("Sqrt", [shifted])])
 
     def reshape(self, x: str, shape: Sequence[int], name: str) -> str:
-        """Append a change of shape; `shape` is stored as `name`, -1 is the axis to infer."""
+        """Append a reshape; the constant `name` has the `shape`, in which -1 is a size to infer."""
         return self.node("Reshape", [x, self.constant(np.array(shape), name)])
 
     def concat(self, parts: Sequence[str], output: str | None = None) -> str:

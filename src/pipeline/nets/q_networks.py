@@ -67,7 +67,8 @@ class TwinQNetworks(nn.Module):
         super().__init__()
         self.first = QNetwork(spec, settings, n_signals)
         self.second = QNetwork(spec, settings, n_signals)
-        # The tuple hides the copy from torch: its weights are the first twin's weights.
+        # The tuple hides the copy from torch, because its weights are the first network's weights
+        # and would be listed twice.
         self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
         self._shared: tuple[DensePair, nn.Parameter, nn.Parameter] | None = None
 
@@ -81,10 +82,10 @@ class TwinQNetworks(nn.Module):
         return bodies + list(zip(*heads, strict=True))
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with the parameters `paired`; the frozen copy shares the first network's memory.
+        """From now on use the parameters `paired`; call this after `FlatAdam` moved the weights.
 
-        The frozen copy computes the values of fresh actions. Call this after `FlatAdam` has moved
-        the weights.
+        The frozen copy, which computes the values of fresh actions, then shares the weights of the
+        first network.
 
         Args:
             paired: each of `pairs` as one parameter [2, ...].
@@ -95,7 +96,7 @@ class TwinQNetworks(nn.Module):
         for frozen, trained in zip(
             self._frozen[0].parameters(), self.first.parameters(), strict=True
         ):
-            # The copy's weights share the first twin's memory, but have no derivative.
+            # The copy's weights have the same memory as the first network's, but no derivative.
             frozen.data = trained.data
 
     def forward(

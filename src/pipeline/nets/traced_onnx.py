@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.errors import ExportError
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# The module is traced with two numbers of rows; a size that differs is the batch size.
+# The module is traced with two numbers of rows; a size that differs between both traces depends on
+# the batch size.
 _ROWS, _OTHER_ROWS = 3, 2
 
 
@@ -41,7 +42,7 @@ def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> 
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Translates each operation on tensors that depend on the input."""
+    """Translates each torch operation on tensors that depend on the input into ONNX operators."""
 
     def __init__(
         self, graph: OnnxGraph, prefix: str, before: Iterator[tuple[int, ...]] | None = None
@@ -78,7 +79,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         a = SimpleNamespace(x=next(iter(named.values())), **named)
         reason, is_fine = _CONDITIONS.get(operation, ("", lambda _: True))
         if operation not in _TRANSLATIONS or not is_fine(a):
-            known = "docs/how-to/plugins.md lists the layers that can be"
+            known = "docs/how-to/plugins.md lists the layers that can be exported"
             raise ExportError(reason or f"it computes {operation}; {known}")
         results = list(result) if isinstance(result, tuple | list) else [result]
         names = _TRANSLATIONS[operation](self, result if len(results) > 1 else results[0], a)
@@ -97,12 +98,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if id(value) in self.names:
             return self.names[id(value)][0]
         if -1 in self.sizes(value.shape):
-            raise ExportError("a constant depends on the number of agents (as `expand` makes one)")
+            raise ExportError(
+                "a constant has a shape that depends on the number of agents (`expand` may give "
+                "such a shape)"
+            )
         values = value.float().reshape(value.shape or (1,))
         return self.graph.weight(values, f"{self.prefix}.{len(self.shapes)}")
 
     def node(self, operator: str, *inputs: Any, **attributes: Any) -> str:
-        """Append an operator; its inputs are tensors, numbers, or names in the graph."""
         return self.graph.node(operator, [self.name_of(value) for value in inputs], **attributes)
 
     def sizes(self, shape: Sequence[int]) -> list[int]:
@@ -115,7 +118,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return sizes
 
     def reshape(self, y: Tensor, x: Any) -> str:
-        """Append a reshape of x to the shape of y."""
         sizes = self.sizes(y.shape)
         return self.graph.reshape(self.name_of(x), sizes, f"{self.prefix}.{len(self.shapes)}")
 
@@ -130,33 +132,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return names
 
     def transpose(self, y: Tensor, a: Any) -> str:
-        """Append a transposition of two axes."""
         axes = list(range(y.dim()))
         one, two = getattr(a, "dim0", 0), getattr(a, "dim1", 1)
         axes[one], axes[two] = axes[two], axes[one]
         return self.node("Transpose", a.x, perm=axes)
 
     def batch_norm(self, _: Any, a: Any) -> str:
-        """Append a batch normalisation with its running statistics."""
         factor = (a.running_var + a.eps).rsqrt() * (1.0 if a.weight is None else a.weight)
         offset = (0.0 if a.bias is None else a.bias) - a.running_mean * factor
         factor, offset = (t.view(-1, *[1] * (a.x.dim() - 2)) for t in (factor, offset))
         return self.node("Add", self.node("Mul", a.x, factor), offset)
 
     def layer_norm(self, _: Any, a: Any) -> str:
-        """Append a layer normalisation over the last axis."""
         y = self.graph.layer_norm(self.name_of(a.x), axis=a.x.dim() - 1, epsilon=a.eps)
         y = y if a.weight is None else self.node("Mul", y, a.weight)
         return y if a.bias is None else self.node("Add", y, a.bias)
 
     def average(self, _: Any, a: Any) -> str:
-        """Append an average pooling as a convolution: Unity's models have no AveragePool."""
+        """Append an average pooling as a convolution, because Unity may not import AveragePool."""
         n, size = a.x.shape[1], a.kernel_size
         weight = torch.eye(n).view(n, n, 1, 1).repeat(1, 1, *size) / torch.Size(size).numel()
         return self.node("Conv", a.x, weight, **_window(size, a))
 
     def reduce(self, operator: str, a: Any) -> str:
-        """Append a mean or a sum over axes."""
         axes = getattr(a, "dim", None) or range(a.x.dim())
         axes, keeps = [axis % a.x.dim() for axis in axes], getattr(a, "keepdim", False)
         return self.node(operator, a.x, axes=axes, keepdims=int(keeps))
@@ -203,7 +201,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "_to_copy": ("a tensor is converted to another type", lambda a: a.dtype in (None, a.x.dtype)),
 }
-"""By operation: why it may be refused, and the condition under which it is not."""
+"""For some operations, by name: the reason for a refusal, and the condition for a translation."""
 
 _UNARY = ("exp", "log", "relu", "sigmoid", "sqrt", "tanh")
 

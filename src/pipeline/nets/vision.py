@@ -1,4 +1,4 @@
-"""Encoders of visual observations [B, C, H, W]: those of ML-Agents, and those of users.
+"""Encoders of visual observations [B, C, H, W]: ML-Agents' encoders, and encoders of users.
 
 simple and match3 are defined by ML-Agents; nature_cnn: Mnih et al. 2015 (Nature 518); resnet:
 Espeholt et al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
@@ -28,7 +28,7 @@ _PACKAGE = "pipeline.nets."
 
 
 class VisualEncoder(Protocol):
-    """A network for images: a `torch.nn.Module` that is made from (C, H, W) and its output size."""
+    """A `torch.nn.Module` for images, with the image's (C, H, W) and output size as arguments."""
 
     minimum_side: ClassVar[int]
     """Smallest height and width of an image."""
@@ -54,8 +54,8 @@ class ConvolutionEncoder(nn.Module):
         if "minimum_side" not in vars(cls) and isinstance(layers, tuple | list):
             side = 1
             for _, kernel, stride in reversed(layers):
-                # This inverts the output side (side - kernel) / stride + 1 of each layer, from the
-                # last layer to the first.
+                # A layer's output has the side (side - kernel) / stride + 1. This is solved for the
+                # input's side, from the last layer to the first.
                 side = (side - 1) * stride + kernel
             cls.minimum_side = side
 
@@ -236,7 +236,8 @@ class OwnEncoder(nn.Module):
             )
         if not torch.allclose(self.network(rows[:1]), y[:1], rtol=1e-3, atol=1e-4):
             raise SettingsError(
-                "the result for an observation depends on the other observations, or on chance"
+                "the result for an observation depends on the other observations of the batch, or "
+                "on chance; compute each row from its own observation, without random numbers"
             )
         self.to_onnx(OnnxGraph(), "obs")
 

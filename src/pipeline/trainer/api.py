@@ -43,7 +43,8 @@ _log = logging.getLogger(__name__)
 # Parameters of glibc's mallopt(3), numbered as in malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
-"""Size in bytes above which glibc's malloc returns a freed block to the system; 32 MiB at most."""
+"""Size in bytes above which glibc's malloc returns a freed block to the system; this is the maximum
+that glibc allows."""
 _TRIM_THRESHOLD_BYTES = 512 << 20
 """Largest number of freed bytes at the top of the heap that the process keeps."""
 
@@ -81,8 +82,8 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
     Args:
         env: path of an executable; None for players that are started elsewhere, such as the Unity
             Editor; or one or several objects with the members of ML-Agents' `BaseEnv`.
-        base_port: TCP port of the first process; None lets the system choose, or for players
-            that are started elsewhere the Editor's port, 5004.
+        base_port: TCP port of the first process. None means a port that the system chooses, or the
+            Editor's port, 5004, for players that are started elsewhere.
         log_folder: where executables write their logs.
         init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
             that the settings name (`initialize_from`, `init_path`).
@@ -99,7 +100,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
         UnityException: The environment failed; the state of the run is saved.
-        Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
+        Interrupted: The process received SIGINT or SIGTERM; the state of the run is saved.
     """  # `pipeline.train` describes the other arguments
     # torchrun starts this call in every process, but only rank 0 reads the settings.
     rank, n_processes = launched()
@@ -203,11 +204,10 @@ def run_as_learner(env: object = None) -> TrainResult:
 def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
-    """Connect the environments of this process, train, and return the result."""
     # glibc must be configured before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)
-    # Signals are handled only from here on, because before there is nothing to save.
+    # Signals are handled only from here on, because there was nothing to save before.
     with workers, _gc_frozen(), stop_on_signal() as stop:
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _N_TIMED = 7
 _WORTH_MORE = 1.05
-"""Fewer threads are chosen if they take at most this factor times as long as the fastest number."""
+"""A smaller number of threads is chosen if its time is at most this factor times the shortest."""
 
 
 def devices_here() -> list[torch.device]:

@@ -168,7 +168,7 @@ def for_environment(value: SamplerSettings) -> float | Sampler:
     """Return a constant value as a number, or a sampler in the form of the side channel.
 
     Raises:
-        ValueError: The side channel has no form for this sampler.
+        ValueError: The side channel cannot send this type of sampler.
     """
     match value:
         case ConstantSampler():
@@ -183,4 +183,4 @@ def for_environment(value: SamplerSettings) -> float | Sampler:
             # The message has the bounds of all intervals in one list.
             flat = tuple(end for interval in value.intervals for end in interval)
             return Sampler(kind=MULTI_RANGE, values=flat, seed=value.seed)
-    raise ValueError(f"the side channel has no form for {value}")
+    raise ValueError(f"the side channel cannot send the sampler {value}")

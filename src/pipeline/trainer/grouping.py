@@ -74,7 +74,7 @@ class NoGroups:
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
         """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
-        # A game may end before an agent's first turn: such an episode has a return but no decision.
+        # A game may end before an agent's first turn; its episode has a return but no decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
@@ -175,8 +175,6 @@ class GroupTracker(Groups):
     def _joined(
         self, parts: Sequence[Part[Any]], team: Hashable, template: Sequence[AnyArray]
     ) -> GroupMessage:
-        """Return one `GroupMessage` with the agents of all workers."""
-
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
 

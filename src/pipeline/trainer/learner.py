@@ -327,7 +327,6 @@ class Learner:
         self._drop(slots)
 
     def _drop(self, slots: AnyArray) -> None:
-        """Drop the open trajectories and memories of the agents in these slots."""
         if not len(slots):
             return
         self.trajectories.drop_open(slots)

@@ -159,7 +159,9 @@ class TrainingLoop:
         except NonFiniteError as error:
             self._save_learned()
             # The networks can be saved: the non-finite numbers were refused before any update.
-            raise NonFiniteError(f"{error} It came {self._at()}; fix the environment") from error
+            raise NonFiniteError(
+                f"{error} This happened {self._at()}; fix the environment"
+            ) from error
         except _STATE_IS_BAD:
             raise
         except Interrupted:
@@ -276,7 +278,6 @@ class TrainingLoop:
             self._is_ended |= callback.stop or self.tracker.error is not None
 
     def _receive(self, group: Sequence[int] | None = None) -> None:
-        """Wait for the answers of a group of workers, or of all workers."""
         self.stopwatch.timed(self.workers.step_wait, group)
         # A worker that was started again begins new episodes, so the run is not exact any more.
         for worker in self.workers.take_restarted():
@@ -390,12 +391,12 @@ class TrainingLoop:
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
-            # The thread for updates takes this number over when the learner starts it.
+            # The thread for updates starts later, with the present number of threads.
             torch.set_num_threads(self._threads)
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number; all behaviors without an entry share it."""
+        """Replace `steps_per_update: auto` by a number, which unlisted behaviors share."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:

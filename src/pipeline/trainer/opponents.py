@@ -262,7 +262,7 @@ class UnfinishedGames:
     def record(self, source: Hashable, decision: DecisionSteps) -> None:
         """Record agents that ask for a decision."""
         known = self._alive.get(source)
-        # Agents without groups are not recorded: each end is then the end of a game.
+        # Agents without groups are not recorded: each end of an episode is then the end of a game.
         if known is None and not decision.group_id.any():
             return
         if known is None:

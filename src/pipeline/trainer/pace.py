@@ -29,7 +29,8 @@ _N_ROUNDS, _ROUND = 5, 12
 _MOST_S = 2.0
 """Seconds of measured time after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""The log recommends `threaded` if it hides at least this many times as many updates."""
+"""The log recommends `threaded: true` if this factor times as many updates, or more, could then run
+while the environments work."""
 
 
 class PaceMeter:
@@ -88,7 +89,9 @@ class PaceMeter:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread
         hint = (
-            f"; threaded: true would hide {more:.1f} times as many" if more >= _WORTH_SAYING else ""
+            f"; threaded: true would allow {more:.1f} times as many updates"
+            if more >= _WORTH_SAYING
+            else ""
         )
         _log.info(
             "%s: steps_per_update is %g from now on: an exchange takes %.1f ms, of which %.1f ms "

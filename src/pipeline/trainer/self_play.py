@@ -151,7 +151,7 @@ class SelfPlay:
         if not self._members or self.learning is None or self._next_team() == self.learning:
             return False
         learners = self._members.get(self.learning, {}).values()
-        # A team that has reached max_steps makes way for a team that has not reached it.
+        # If the learning team has reached max_steps, a team that has not reached it learns next.
         if all(learner.finished for learner in learners):
             return not self._finished(self._next_team())
         return any(_pool_of(learner).is_team_change_due(learner.step) for learner in learners)

@@ -121,7 +121,10 @@ class Statistics:
         return {tag: list(values) for tag, values in self._distributions.items()}
 
     def samples(self) -> dict[str, Sample]:
-        """Return this period's values of each tag; after a resume only the values since then."""
+        """Return this period's values of each tag, with the tag's aggregation method.
+
+        The values from before a resume are not included.
+        """
         methods = StatsAggregationMethod
         by_tag: dict[str, Sample] = {}
         for tag, values in self._values.items():

@@ -1,4 +1,4 @@
-"""Steps of summaries and checkpoints, times of training's parts, statistics of environments."""
+"""When summaries and checkpoints are due, and the seconds that each part of training takes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stopwatch:
     def timed(
         self, stepping: Callable[[Sequence[int] | None], None], group: Sequence[int] | None
     ) -> None:
-        """Call `stepping` with a group of workers; add the call's time to the environments'."""
+        """Call `stepping` with a group of workers, and add the call's time to the stepping time."""
         began = time.perf_counter()
         stepping(group)
         self._stepping_s += time.perf_counter() - began

@@ -32,7 +32,8 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 
 PER_STEP = 50_000_000
-"""Products (weights times rows) in a gradient step of a few ms, about as long as a loop's step."""
+"""Number of products (weights times rows) in a gradient step that takes a few ms, about as long as
+a step of the loop."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
@@ -199,8 +200,8 @@ class Overlap(Updates):
             except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
-            # The parts are spread over the steps of the last rollout; the next rollout may take as
-            # many.
+            # The parts are spread over as many steps as the last rollout took, because the next
+            # rollout may take as many.
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
         self.is_under_way, self._n_steps = True, 0
         return True
@@ -221,7 +222,6 @@ class Overlap(Updates):
 
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy the weights of all networks into `_acting_weights`."""
         # SAC copies in each step, and `load_state_dict` takes ten times as long as this loop.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():

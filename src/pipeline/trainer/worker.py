@@ -18,7 +18,7 @@ def work() -> int:
     Returns:
         The exit code of the process. The first process reports this process's errors.
     """
-    # `torchrun` prints the output of all its processes, so these log only warnings.
+    # `torchrun` prints the output of all processes that it starts, so they log only warnings.
     if not started_here():
         logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:

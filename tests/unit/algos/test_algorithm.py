@@ -64,7 +64,9 @@ def update(training):
         ("poca, rnd", ["Losses/RND Loss"]),
     ],
 )
-def test_an_update_yields_the_number_of_steps_left_and_returns_statistics(name, tags, tmp_path):
+def test_an_update_yields_the_number_of_gradient_steps_left_and_returns_statistics(
+    name, tags, tmp_path
+):
     training = Training(name, tmp_path, n_blocks=2)
     h = training.learner.settings.hyperparameters
     for rollout, left, stats in update(training):

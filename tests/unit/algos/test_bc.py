@@ -79,7 +79,7 @@ def test_settings_determine_the_minibatch_sizes_of_a_cloning_update(changes, siz
     assert [len(rows) for rows in taken(cloning(**changes), monkeypatch)] == sizes
 
 
-def test_with_memory_an_update_uses_whole_sequences(monkeypatch):
+def test_cloning_of_a_policy_with_memory_has_whole_sequences_in_each_minibatch(monkeypatch):
     memory = {"memory": MemorySettings(sequence_length=4, memory_size=8)}
     rows = expert(lengths=np.array([7, 9, 4]))
     pieces = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15], [16, 17, 18, 19]]

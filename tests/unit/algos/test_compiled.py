@@ -180,7 +180,7 @@ def test_compiled_updates_equal_uncompiled_updates_for_minibatches_unlike_the_fi
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_program_uses_the_masks_of_each_minibatch():
+def test_a_compiled_program_uses_the_action_masks_of_each_minibatch():
     plain, fast = (made("hybrid", batch_size=32) for _ in range(2))
     fast.compile()
     for step, masked in enumerate((False, True, True), 1):
@@ -219,7 +219,7 @@ def random_rollout(spec, rng, *, n_kinds, n_rows=64):
     )
 
 
-def test_a_gradient_that_is_not_finite_is_named_in_compiled_steps():
+def test_error_names_a_gradient_that_is_not_finite_after_compiled_steps():
     algorithm = algorithm_that_sees("vectors", PPO)
     algorithm.compile()
     algorithm.optimizer.gradient.fill_(math.nan)

@@ -327,7 +327,7 @@ def test_rewards_of_replay_rows_use_raw_observations_and_losses_use_normalised_o
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_actor_and_critic_each_have_a_memory_of_normalised_observations(trainer):
+def test_actor_and_critic_compute_separate_memories_from_normalised_observations(trainer):
     algorithm = learner(trainer, memory=MEMORY).algorithm
     rng = np.random.default_rng(0)
     obs = [rng.normal(size=(5, n)).astype(np.float32) * 3 + 1 for n in SIZES]
@@ -418,7 +418,7 @@ class Cloning:
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_cloning_is_called_with_the_number_of_agent_steps(trainer):
+def test_cloning_during_an_update_gets_the_number_of_agent_steps(trainer):
     """Its learning rate falls with the agent steps."""
     play = Play(
         learner(trainer, hyperparameters={"buffer_init_steps": 0} if trainer == "sac" else {})

@@ -30,7 +30,7 @@ def seen(value: float = 0.0) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_observation_that_is_not_finite_is_named_before_a_decision(algorithm, value):
+def test_error_before_a_decision_names_an_observation_that_is_not_finite(algorithm, value):
     with pytest.raises(UnityPolicyException, match="observation 1 has a number that is not finite"):
         algorithm.act(seen(value), None)
 
@@ -86,7 +86,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_name_step_and_tensor(algor
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rewards_and_last_observations_that_are_not_finite_are_named(algorithm, value):
+def test_error_names_a_reward_or_last_observation_that_is_not_finite(algorithm, value):
     good = rollout(algorithm)
     refuse_non_finite_rollout(good, step=5)
     good.next_obs[1][0, 1] = value

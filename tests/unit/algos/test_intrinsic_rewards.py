@@ -91,7 +91,7 @@ class Agents:
         return self.trajectories.rollout()
 
 
-def test_each_step_has_the_next_observation_and_says_whether_the_task_ended():
+def test_each_row_for_reward_signals_has_the_next_observation_and_the_end_of_the_task():
     agents = Agents()
     rollout = agents.play(60)
     steps = steps_of(rollout, device=CPU, with_next_obs=True)
@@ -115,7 +115,7 @@ def test_next_observations_are_gathered_only_on_request():
     assert needs == [False, False, True]
 
 
-def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
+def test_reported_reward_of_a_signal_is_the_mean_sum_of_episodes_that_span_rollouts():
     agents, learned = Agents(), with_rnd(strength=0.5)
     sums: dict[tuple, float] = {}
     for n in (7, 50):

@@ -60,7 +60,7 @@ def test_values_of_rows_and_bootstrap_values_continue_from_the_memory_of_each_se
     assert actual[1][:, 0].tolist() == pytest.approx(following, rel=1e-5)
 
 
-def test_forgetful_sequences_have_initial_memories_of_zeros_and_the_usual_lengths():
+def test_forgetful_sequences_have_memories_of_zeros_and_the_lengths_of_stored_sequences():
     sequences = forgetful_sequences(LENGTHS, L, 4, CPU)
     assert sequences.lengths.tolist() == stored_sequences(rollout(), L, CPU).lengths.tolist()
     assert sequences.memory.shape == (len(sequences.lengths), 4)

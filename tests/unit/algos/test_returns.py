@@ -32,7 +32,7 @@ def _slowly(rewards, values, bootstrap, lengths, gamma, lambda_):
     lambda_=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_advantages_equal_the_sum_over_later_temporal_differences(
+def test_advantages_equal_discounted_sums_of_later_temporal_differences(
     lengths, n_signals, lambda_, seed
 ):
     rng = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ def test_advantages_equal_the_sum_over_later_temporal_differences(
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_advantages_of_a_trajectory_of_two_steps_equal_numbers_worked_by_hand():
+def test_advantages_of_a_trajectory_of_two_steps_equal_numbers_computed_by_hand():
     # delta_1 = 2 + 0.5 * 4 - 1 = 3; delta_0 = 1 + 0.5 * 1 - 3 = -1.5; A_0 = -1.5 + 0.25 * 3
     advantages = generalized_advantages(
         rewards=np.array([[1.0], [2.0]], dtype=np.float32),

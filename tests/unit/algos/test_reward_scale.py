@@ -51,7 +51,7 @@ def slow_sums(parts):
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_divisor_of_rewards_is_the_deviation_of_sums_or_more_if_the_largest_sum_needs_more(
+def test_divisor_of_rewards_is_the_larger_of_deviation_and_scaled_largest_reward_sum(
     is_restored,
 ):
     scale = RewardScale(2, gamma=GAMMA, largest=LARGEST)

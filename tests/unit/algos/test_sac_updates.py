@@ -18,7 +18,7 @@ from pipeline.settings.trainer.schema import POCASettings, PPOSettings, SACSetti
 
 
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
-def test_an_update_needs_the_rows_of_one_minibatch(n_rows, learns):
+def test_sac_step_is_due_only_with_rows_for_a_minibatch_and_after_buffer_init_steps(n_rows, learns):
     algorithm = made("continuous", batch_size=32, buffer_init_steps=20)
     new_rows = experience("continuous", 32)
     algorithm.replay.add(new_rows)
@@ -28,7 +28,7 @@ def test_an_update_needs_the_rows_of_one_minibatch(n_rows, learns):
 
 
 @pytest.mark.parametrize("batch_size", [200, 400, 2000])
-def test_number_of_drawn_minibatches_is_the_number_of_due_steps(batch_size):
+def test_sampler_draws_the_requested_number_of_minibatches_of_batch_size_rows(batch_size):
     algorithm = made("continuous", batch_size=batch_size)
     algorithm.replay.add(experience("continuous", 64))
     drawn = list(algorithm.sampler.minibatches(7))

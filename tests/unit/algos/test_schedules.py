@@ -33,5 +33,5 @@ def test_scheduled_value_falls_linearly_to_the_floor_or_stays_constant(kind, ste
         (1e-3, float("nan"), 1e-3),
     ],
 )
-def test_adaptive_learning_rate_follows_the_divergence(rate, kl, expected):
+def test_adaptive_learning_rate_depends_on_the_kl_divergence_of_the_last_step(rate, kl, expected):
     assert adapted_rate(rate, kl, 0.01) == pytest.approx(expected)

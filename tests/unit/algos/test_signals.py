@@ -258,7 +258,7 @@ def test_an_unsupported_reward_signal_is_refused_by_name():
         supported_signals(unknown)
 
 
-def test_missing_demonstrations_are_named_before_training(tmp_path):
+def test_error_before_training_names_missing_demonstrations(tmp_path):
     missing = str(tmp_path / "nothing.demo")
     with pytest.raises(SettingsError, match=r"reward_signals\.gail\.demo_path: .*nothing\.demo"):
         supported_signals(settings("gail", demo_path=missing))

@@ -451,7 +451,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory", "poca, hybrid"])
-def test_losses_with_options_equal_losses_composed_row_by_row(name, option, tmp_path):
+def test_losses_with_optional_settings_equal_losses_composed_row_by_row(name, option, tmp_path):
     changes = OPTIONS[option]
     if "desired_kl" in changes:
         linear = {"beta_schedule": "linear", "epsilon_schedule": "linear"}

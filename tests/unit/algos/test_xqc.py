@@ -353,7 +353,7 @@ def test_batch_renormalisation_begins_after_a_number_of_minibatches():
 
 @modes
 @kinds
-def test_the_acting_policy_computes_the_trained_policy_with_running_statistics(kind, mode):
+def test_the_acting_policy_equals_the_trained_policy_with_running_statistics(kind, mode):
     algorithm = trained(kind, mode)
     rollout = rows_of(kind)
     obs = [torch.from_numpy(values) for values in rollout.obs]

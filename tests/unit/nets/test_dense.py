@@ -45,7 +45,7 @@ def test_products_and_derivatives_computed_by_onednn_equal_the_results_of_torch(
     assert len(calls) == 1
 
 
-def test_numbers_of_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
+def test_onednn_compiles_few_shapes_because_numbers_of_rows_are_rounded_up(calls):
     for n_rows in range(700, 1300, 7):
         dense(drawn(n_rows, 96), drawn(128, 96), drawn(128))
     assert len({tuple(shape) for shape in calls}) == 4  # up to 768, 1024, 1280, 1536

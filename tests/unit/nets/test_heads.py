@@ -25,7 +25,7 @@ def with_log_sigma(heads, *values):
     return heads
 
 
-def test_initial_policies_are_nearly_the_same_for_every_observation():
+def test_initial_weights_of_action_heads_have_the_stated_deviations_and_sigma_is_1():
     torch.manual_seed(0)
     heads = ActionHeads(300, ActionSpec(40, (50, 60)))
     gains = [(heads.mu, 0.2), *((branch, 0.1) for branch in heads.branches)]

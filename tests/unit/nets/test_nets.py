@@ -125,7 +125,7 @@ def test_encoder_inherits_minimum_side_unless_the_subclass_defines_other_layers(
     assert (Stated.minimum_side, Child.minimum_side, Deeper.minimum_side) == (50, 50, 7)
 
 
-def test_weights_shared_by_equal_goals_equal_weights_made_for_each_row(monkeypatch):
+def test_weights_shared_by_rows_with_equal_goals_give_the_results_of_separate_weights(monkeypatch):
     torch.manual_seed(1)
     layer = HyperLayer(2, 8, 5, 16)
     x = torch.randn(12, 8)

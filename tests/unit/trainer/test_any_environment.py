@@ -186,7 +186,9 @@ def test_non_finite_rewards_and_observations_stop_the_run(field, value, tmp_path
     assert env.calls == ["reset", "close"]
 
 
-def test_error_about_an_unusable_environment_names_its_missing_members_or_the_behavior(tmp_path):
+def test_environment_without_needed_members_or_with_an_unreadable_specification_is_refused(
+    tmp_path,
+):
     with pytest.raises(
         SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
     ):
@@ -317,7 +319,7 @@ def test_misspelled_behavior_name_in_a_mapping_of_settings_is_refused_with_a_sug
     assert result.behaviors["Walker"].n_updates > 0
 
 
-def test_run_that_ends_early_writes_its_final_checkpoint(tmp_path):
+def test_run_that_a_callback_ends_early_writes_a_final_checkpoint(tmp_path):
     run = settings("Walker")
     result = train(Theirs(), run, seed=1, run_dir=tmp_path, callbacks=[EndsWhen(lambda: True)])
     walker = result.behaviors["Walker"]

@@ -98,11 +98,11 @@ def test_run_with_steps_per_update_auto_equals_a_run_that_starts_with_the_chosen
 def test_log_recommends_threaded_updates_if_rows_arrive_in_long_trajectories(run, fixed, caplog):
     caplog.set_level(logging.INFO)
     state = run(Chase, {"trainer_type": "sac", "time_horizon": 20}, "apart", "auto")
-    assert "threaded: true would hide" in caplog.text
+    assert "threaded: true would allow" in caplog.text
     spread = run(Chase, {"trainer_type": "sac", "time_horizon": 20, "threaded": True}, "b", "auto")
     paces = [s["settings"]["hyperparameters"]["steps_per_update"] for s in (state, spread)]
     assert paces[0] > 4 * paces[1]
-    assert caplog.text.count("threaded: true would hide") == 1
+    assert caplog.text.count("threaded: true would allow") == 1
 
 
 @pytest.mark.parametrize("trainer_type", ["sac", "xqc"])
@@ -193,7 +193,7 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_steps_per_update_chosen_by_auto_slow_the_environment_by_at_most_the_stated_share(
+def test_number_that_auto_chooses_slows_the_environment_by_at_most_the_stated_share(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The share of the rate of the environment alone, in a time without the machine's noise."""

@@ -188,7 +188,7 @@ class Followed:
         self.functions |= {call.name: None for call in calls if call.hands_on}
 
 
-def test_each_observation_passes_through_a_bounded_number_of_functions_and_copies(
+def test_observation_passes_through_a_limited_number_of_functions_and_copies_before_the_loss(
     packed, tmp_path, quick, monkeypatch
 ):
     """From the socket's `recv` to the tensor that enters PPO's loss.

@@ -92,7 +92,7 @@ def full_disk(*_args, **_kwargs):
 @pytest.mark.parametrize(
     ("owner", "name"), [(os, "fsync"), (Path, "write_bytes"), (Path, "replace")]
 )
-def test_failed_write_on_a_full_disk_leaves_only_the_last_checkpoint(
+def test_failed_write_on_a_full_disk_keeps_the_old_checkpoint_and_leaves_no_other_file(
     tmp_path, monkeypatch, owner, name
 ):
     path = tmp_path / "c.pt"

@@ -187,7 +187,7 @@ def test_two_lessons_that_measure_the_same_behavior_smooth_its_reward_separately
     assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
-def test_lesson_progress_is_averaged_over_the_largest_min_lesson_length_of_the_behavior():
+def test_lessons_of_a_behavior_average_its_returns_over_the_largest_min_lesson_length():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))
@@ -230,7 +230,7 @@ def test_starting_lesson_is_limited_to_the_existing_lessons_of_each_parameter(as
     assert list(curriculum.numbers.values()) == numbers
 
 
-def test_only_behaviors_of_unfinished_lessons_are_measured():
+def test_method_measured_returns_only_the_behaviors_that_unfinished_lessons_measure():
     other = PLAIN | {"behavior": "Other"}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, other, 3.0], q=[1.0, other, 2.0], r=1.0))
     assert curriculum.measured() == {"B": ["p"], "Other": ["p", "q"]}

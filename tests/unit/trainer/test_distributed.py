@@ -107,7 +107,7 @@ def test_ppo_update_of_two_processes_equals_the_update_of_one_process_with_all_r
         np.testing.assert_allclose(result["losses"], losses, rtol=1e-4, atol=1e-6)
 
 
-def test_all_processes_receive_all_gathered_objects_and_the_smallest_and_largest_number(found):
+def test_processes_exchange_objects_and_the_smallest_and_largest_of_their_numbers(found):
     for result in found:
         assert result["least, most"] == [7, 8]
         assert result["notes"] == [

@@ -125,7 +125,7 @@ def test_sampled_parameters_are_equal_in_all_workers_for_any_seed():
     assert first == second
 
 
-def test_environment_without_samplers_receives_a_new_sampled_value_with_every_step():
+def test_environment_that_cannot_sample_receives_a_newly_sampled_value_with_every_step():
     toy = Corridor()
     env = InProcessEnvironment(toy)
     send(env, {"wind": UNIFORM})

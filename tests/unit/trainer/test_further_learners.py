@@ -320,7 +320,9 @@ def alone(monkeypatch):
     ranks.close()
 
 
-def test_waiting_process_calls_the_function_look_repeatedly(alone, monkeypatch):
+def test_all_gather_object_calls_the_function_look_while_it_waits_for_other_processes(
+    alone, monkeypatch
+):
     looked = threading.Event()
     gather = group_module.dist.all_gather_object
 

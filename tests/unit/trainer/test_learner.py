@@ -63,7 +63,7 @@ def test_slots_of_vanished_agents_are_used_again_with_one_warning(make_learner, 
 
 @networks
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_each_message_advances_the_clock_of_slots_once(make_learner, trainer, network):
+def test_clock_of_the_slots_advances_by_one_for_each_message(make_learner, trainer, network):
     learner = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
     for _ in range(6):
         play(learner, steps_of([1, 2]), steps_of([1]))
@@ -227,7 +227,7 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_attribute_updates_of_a_learner_gives_the_saved_weights_and_receives_observations(
+def test_learner_saves_weights_and_state_of_its_updates_and_passes_observations_to_them(
     make_learner,
 ):
     learner = make_learner(SPEC, threaded=True)

@@ -68,7 +68,9 @@ def written(monkeypatch):
     return files
 
 
-def test_each_behavior_has_its_own_keep_checkpoints_and_list_entries(written, learners, tmp_path):
+def test_keep_checkpoints_and_list_entries_are_separate_for_each_behavior(
+    written, learners, tmp_path
+):
     exported, told = [], []
 
     def export(path, folder, *, label):
@@ -333,7 +335,7 @@ def test_replay_files_stay_until_no_checkpoint_of_any_behavior_needs_them(
     assert left() == {name: set(files) for name, files in kept.items()}
 
 
-def test_file_of_new_replay_rows_gets_a_new_name(tmp_path, monkeypatch):
+def test_file_of_new_replay_rows_gets_a_name_that_no_earlier_file_has(tmp_path, monkeypatch):
     monkeypatch.setattr(replay_files, "_write", lambda *_: None)
     made = []
     for names_kept in ([], ["replay-8.npz"], ["replay-8-4.npz", "replay-8-5.npz"]):

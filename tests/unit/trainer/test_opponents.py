@@ -316,7 +316,7 @@ def test_team_is_read_from_the_qualified_name(qualified, team):
     assert team_of(qualified) == team
 
 
-def test_each_ended_agent_of_the_learning_team_changes_both_ratings():
+def test_game_of_each_ended_agent_changes_the_ratings_of_the_policy_and_its_opponent():
     self_play, learner = joined(window=2, **SNAPSHOTS)
     assert self_play.learning == 0
     past = learner.snapshot_pool
@@ -343,7 +343,7 @@ def test_interrupted_games_and_games_of_opponents_are_not_rated():
     assert learner.snapshot_pool.ratings == pytest.approx([1200.0] * 11)
 
 
-def test_game_is_rated_if_its_group_plays_again_in_the_same_message():
+def test_game_is_rated_even_if_a_new_game_with_its_group_id_begins_in_the_same_message():
     """In Unity the agents of the next game have other ids, and often the same group id."""
     self_play, learner = joined(**SNAPSHOTS)
     asking = decision_steps([], [1, 2], group_id=[7, 7])
@@ -456,7 +456,7 @@ def test_decisions_of_an_opponent_in_all_workers_count_as_ghost_steps_of_its_own
     assert pick.snapshot_pool.rating > 1200.0 > aim.snapshot_pool.ratings[0]
 
 
-def test_each_behavior_counts_separate_ghost_steps_to_draw_opponents():
+def test_each_behavior_draws_opponents_after_enough_ghost_steps_of_its_own():
     names = [f"{name}?team={team}" for team in (0, 1) for name in ("One", "Two")]
     self_play, one, two = joined(*names, swap_steps=5)
     for steps, swapped in (((5, 6), (0, 6)), ((6, 11), (6, 6))):
@@ -504,7 +504,7 @@ def test_teams_that_join_a_resumed_run_do_not_change_its_opponents(learning, ord
     )
 
 
-def test_opponent_that_plays_the_team_that_learns_now_is_replaced():
+def test_resumed_run_draws_opponents_again_if_an_opponent_plays_for_the_learning_team():
     """The older of two resume files may have the other team as the learning team."""
     _, learner = joined()
     resumed, resumed_learner = SelfPlay(), player()

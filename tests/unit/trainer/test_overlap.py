@@ -149,7 +149,7 @@ def test_method_advance_returns_while_the_thread_still_computes_the_update():
     assert overlap.algorithm.done == [(7, 0)]
 
 
-def test_steps_per_row_grow_with_the_numbers_of_weights_and_rows_above_a_limit():
+def test_function_steps_per_row_grows_with_the_weights_and_rows_of_large_gradient_steps():
     spec = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
     per_row = []
     for trainer, rows, units in (
@@ -231,7 +231,7 @@ def test_saving_does_not_change_the_step_at_which_an_update_under_way_takes_effe
     assert untouched.algorithm.done == restored.algorithm.done
 
 
-def test_policy_trained_by_an_update_in_an_older_checkpoint_acts_from_the_next_step():
+def test_updated_policy_in_a_checkpoint_without_step_counts_acts_from_the_next_step():
     overlap = Overlap(Parts(2))
     earlier = {"weights": NOTHING_DONE, "stats": {"n": 2.0}}
     overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})
@@ -240,7 +240,9 @@ def test_policy_trained_by_an_update_in_an_older_checkpoint_acts_from_the_next_s
     assert overlap.acting is overlap.algorithm
 
 
-def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
+def test_run_with_threaded_updates_learns_the_corridor_and_saves_its_last_step(
+    quick, tmp_path, in_process, recorder
+):
     """An untrained policy gets a mean reward of at most 0.5 in the corridor."""
     settings = quick(
         threaded=True,
@@ -259,7 +261,9 @@ def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
 
 
 @pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
-def test_environment_steps_while_an_update_is_under_way(trainer_type, quick, monkeypatch, train_in):
+def test_loop_continues_to_step_the_environment_while_an_update_is_under_way(
+    trainer_type, quick, monkeypatch, train_in
+):
     toy = Corridor(n_agents=4)
     under_way = []
     advance = Overlap.advance

@@ -54,7 +54,7 @@ def run(demos, settings, tmp_path, **changes):
     return pretrain(demos, settings, run_dir=tmp_path / "run", **options)
 
 
-def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path):
+def test_pretraining_lowers_the_loss_on_learned_and_on_held_out_steps(demo, quick, tmp_path):
     result = run([demo()], quick(), tmp_path)
     losses = [loss for loss, _ in result.losses]
     assert len(losses) == result.epochs == 20

@@ -281,7 +281,7 @@ def test_gymnasium_environment_without_state_makes_a_resume_inexact(tmp_path, ca
     assert not attempted(tmp_path, longer, exact="required")
 
 
-def test_interruption_is_recorded_at_the_step_of_the_newest_file(quick, make_loop, tmp_path):
+def test_interruption_is_recorded_at_the_step_of_the_newest_resume_file(quick, make_loop, tmp_path):
     early, late = {"steps": {"A": 10, "B": 30}}, {"steps": {"A": 20, "B": 30}}
     states = {
         "A": {"run": late},

@@ -81,7 +81,9 @@ def test_each_numbered_checkpoint_has_an_onnx_file_and_a_list_entry(quick, tmp_p
     assert set(status["metadata"]) == {"stats_format_version", "pipeline_version", "torch_version"}
 
 
-def test_resumed_run_deletes_a_half_deleted_checkpoint(quick, tmp_path, train_in, monkeypatch):
+def test_resumed_run_completes_the_interrupted_deletion_of_a_checkpoint(
+    quick, tmp_path, train_in, monkeypatch
+):
     settings = quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700)
     unlink, deleted = Path.unlink, []
 
@@ -155,7 +157,7 @@ def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_i
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
 
-def test_best_policy_is_the_policy_with_the_highest_summarized_reward(
+def test_best_policy_is_the_policy_with_the_highest_mean_reward_in_a_summary(
     quick, tmp_path, recorder, train_in
 ):
     """The reward falls late in the run, so the last policy is not the best."""

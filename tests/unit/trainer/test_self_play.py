@@ -279,7 +279,7 @@ DUEL, CHASE = partial(Duel, n_areas=2), partial(Chase, n_agents=4)
         (CHASE, SELF_PLAY, "has shown only one team in 20 steps (Toy?team=0)"),
     ],
 )
-def test_settings_or_games_that_do_not_fit_self_play_are_warned_of(
+def test_settings_or_games_that_do_not_fit_self_play_cause_a_warning(
     toy, self_play, told, play, caplog
 ):
     name = "Duel" if toy is DUEL else "Toy"

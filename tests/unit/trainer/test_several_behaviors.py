@@ -38,7 +38,9 @@ def saved(result, name):
     return load_checkpoint(result.behaviors[name].checkpoint)["learner"]["algorithm"]
 
 
-def test_equal_behaviors_have_different_weights_actions_and_minibatches(quick, train_in):
+def test_behaviors_with_equal_settings_have_different_weights_actions_and_minibatches(
+    quick, train_in
+):
     toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # with equal observations
     result = train_in(Pair(*toys), quick("One", "Two", max_steps=100))
     first, second = saved(result, "One"), saved(result, "Two")
@@ -189,7 +191,9 @@ def test_summary_and_best_policy_use_only_statistics_of_their_own_behavior_and_s
     assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
-def test_checkpoints_depend_on_the_updates_and_the_interval_of_their_own_behavior(pair, tmp_path):
+def test_behavior_saves_a_checkpoint_only_after_its_own_update_and_checkpoint_interval(
+    pair, tmp_path
+):
     one, two = pair.learners["One"], pair.learners["Two"]
     two.settings = replace(two.settings, checkpoint_interval=50)
     pair._updated = {"One"}  # at step 145 of 200; Two, at step 370, has had no update

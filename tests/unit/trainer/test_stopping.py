@@ -91,7 +91,7 @@ def test_second_signal_ends_the_run_at_once(second, tmp_path):
         assert process.wait(timeout=WAIT_S) == -second
 
 
-def test_signal_handlers_are_restored_after_the_block():
+def test_context_manager_stop_on_signal_restores_the_signal_handlers_at_its_end():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with stop_on_signal() as request:
         signal.raise_signal(signal.SIGTERM)

@@ -73,7 +73,7 @@ def tensors(algorithm):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_group_of_one_process_trains_like_a_single_process(
+def test_distributed_group_of_one_process_trains_like_a_process_without_a_group(
     trainer, tmp_path, loop, recorder, ranks
 ):
     results, learned, steps = [], [], []

@@ -21,9 +21,9 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """Name and usual value of a length of tensors that differs between minibatches.
+    """The name and a usual value of a length of input tensors that differs between minibatches.
 
-    If several inputs of a loss always have equal lengths, they share one `Length`.
+    Inputs of a loss that always have equal lengths share one `Length`.
     """
 
     name: str
@@ -99,7 +99,7 @@ class FusedAdam:
         return {"state": moved, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state_dict` returned; moments that it lacks are set to 0."""
+        """Restore the state that `state_dict` returned; moments missing in it are set to 0."""
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.trained):
             raise ValueError(
@@ -253,7 +253,8 @@ class FlatAdam(FusedAdam):
 
         Both list each parameter's place in a flat tensor.
         """
-        # Checkpoints have the order of the parameters, independent of their places in memory.
+        # Checkpoints have the moments in the order of the parameters, whatever places in memory the
+        # parameters have.
         if before == after or not state["state"]:
             return state
         moved = dict(state["state"][0])
@@ -313,7 +314,7 @@ def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
 
 
 def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
-    """Return inputs of the same form with `tensors` in place of theirs, in `flat_inputs`' order."""
+    """Return a copy of `inputs` with `tensors` in place of its tensors, in `flat_inputs`' order."""
 
     def other(value: Any) -> Any:
         if isinstance(value, Tensor):

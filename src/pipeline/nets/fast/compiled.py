@@ -70,9 +70,9 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
 class CompiledSteps:
     """Makes an optimizer's steps on one loss, by a compiled program for each minibatch shape.
 
-    If lengths differ between minibatches, one program is for all lengths. The same program on the
-    same machine gives the same bits. Torch's `backward` gives other bits, because it adds numbers
-    in another order.
+    Minibatches that differ only in the length of tensors use the same program. The same program on
+    the same machine gives the same bits. Torch's `backward` gives other bits, because it adds
+    numbers in another order.
 
     Args:
         optimizer: optimizer of the parameters, which also has their gradients.
@@ -109,7 +109,8 @@ class CompiledSteps:
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in flat_inputs(inputs)
         )
-        # The key has all that the traced operations depend on, because torch's checks are off.
+        # The key has everything that the traced operations depend on, because torch's own checks
+        # are turned off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
@@ -161,19 +162,19 @@ class CompiledSteps:
                     traced = make_fx(
                         step,
                         tracing_mode="symbolic" if lengths else "real",
-                        _allow_non_fake_inputs=True,  # parameters are no inputs
+                        _allow_non_fake_inputs=True,  # for the parameters, which are not inputs
                     )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
             program = torch.compile(
-                traced.forward,  # calling the module would take as long as a layer
+                traced.forward,  # a call of the module itself takes as long as a layer
                 fullgraph=True,
                 dynamic=bool(lengths),
                 options={
                     # torch's guards are left out, because a guard takes as long as a layer and the
                     # key has everything that can change.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    "compile_threads": 1,  # more would start processes that outlive this process
+                    "compile_threads": 1,  # 2 or more start processes that outlive this process
                     "size_asserts": False,  # the key has the sizes of all inputs
                     # On a CPU the calls of the compiled parts are also C++ instead of Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
@@ -196,8 +197,8 @@ class CompiledSteps:
     def _example(self, inputs: Inputs, lengths: Mapping[str, Length]) -> list[Tensor]:
         """Return example inputs of usual lengths, with which a program is compiled.
 
-        The first minibatch is not used as the example, because the program must not depend on its
-        lengths.
+        The first minibatch is not used as the example, because the program must not depend on the
+        lengths of that minibatch.
         """
         fixed = [
             values.shape[1:] if name in lengths else values.shape

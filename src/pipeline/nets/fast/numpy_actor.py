@@ -103,7 +103,7 @@ class NumpyActor:
         noise = None if generator is None else self._draw(len(obs[0]), generator)
         if noise is not None and held is not None:
             noise = [held, *noise[1:]]
-        # NumPy's warnings are off, because the caller names numbers that are not finite.
+        # NumPy's warnings are turned off, because the caller reports numbers that are not finite.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = self._normalized(obs)
             if not self._is_dense:
@@ -121,7 +121,7 @@ class NumpyActor:
             return self._chosen(x, allowed, noise)
 
     def _look_up(self) -> None:
-        """Make new views of the weights if an optimizer or a change of device has moved them."""
+        """Make new views of the weights if an optimizer or a change of device moved the weights."""
         # The addresses of the weights change when an optimizer makes the weights flat.
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
@@ -157,7 +157,6 @@ class NumpyActor:
         return values
 
     def _hidden_by_torch(self, obs: Sequence[FloatArray]) -> FloatArray:
-        """Return hidden vectors [N, n] for normalised observations."""
         # Read-only arrays are copied, because torch would warn about them.
         writable = [np.require(values, requirements="W") for values in obs]
         with torch.inference_mode():
@@ -246,7 +245,7 @@ def _gelu(x: FloatArray) -> FloatArray:
     return (x + x * np.tanh(inner)) * -_MINUS_HALF
 
 
-# Swish is not here but at its place of use, because a function call takes as long as a small layer.
+# Swish is computed in `__call__`, because a function call takes as long as a small layer.
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,
@@ -280,7 +279,6 @@ def _dense(layer: Dense, x: FloatArray) -> FloatArray:
 
 
 def _product(x: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return the product of [N, n_in] and [n_in, n_out]."""
     if not 1 < len(x) <= _FEW_ROWS:
         return cast("FloatArray", x @ weight)
     # OpenBLAS packs all weights before it multiplies matrices, which takes longer than a few

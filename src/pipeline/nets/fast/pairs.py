@@ -1,4 +1,4 @@
-"""Two networks with layers of equal shapes, computed together by one batched product a layer."""
+"""Two networks with layers of equal shapes, computed together by one batched product per layer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Paired(Protocol):
         """Pairs of parameters of one shape; empty if the networks cannot be computed together."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with the parameters `paired` [2, ...], each in place of the two of a pair."""
+        """From now on use the parameters `paired` [2, ...], each in place of a pair's two."""
 
 
 def paired_adam(
     parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
 ) -> FlatAdam:
-    """Return Adam over all parameters; the `pairs` of each of `networks` share their memory."""
+    """Return Adam for `parameters`, and make each of `networks` compute its `pairs` together."""
     pairs = [pair for network in networks for pair in network.pairs]
     optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
     joined = iter(optimizer.paired)
@@ -40,7 +40,9 @@ def paired_adam(
 
 
 class ActorAndCritic:
-    """An actor and a critic that read the same rows; one product per layer if both are dense.
+    """Computes an actor and a critic for the same rows, by one product per layer if possible.
+
+    This is possible if both bodies consist of dense layers only.
 
     Attributes:
         pairs: pairs of parameters of one shape, which `FlatAdam` makes adjacent in memory.
@@ -52,7 +54,7 @@ class ActorAndCritic:
         self._dense: DensePair | None = None
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with `paired`, which has each of `pairs` as one parameter [2, ...]."""
+        """From now on use `paired`, which has each of `pairs` as one parameter [2, ...]."""
         self._dense = DensePair(paired, self.actor.body.dense.activation) if paired else None
 
     def __call__(

@@ -53,7 +53,7 @@ _SPARE_BYTES = 1 << 20
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
-"""Key in a map of expected shapes; its shape is that of every key that the map does not list."""
+"""Key in a map of expected shapes; its value is the shape of every key that is not in the map."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
 # Shape of each entry: a type, a list with the shape of its items, a tuple with the shape of each
 # item, or a map with the shapes of its entries.
@@ -186,7 +186,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 
 
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
-    """Return an error message for the first entry of another type than a checkpoint's, or None."""
+    """Return an error message for the first entry of a wrong type; None if all types are right."""
     given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
     place = _misplaced_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None

@@ -145,8 +145,8 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
         # ML-Agents' checkpoints have this key; the message says how such a run can be used.
         if isinstance(state, dict) and "global_step" in state:
             raise CheckpointError(
-                f"{path}: this is a checkpoint of ML-Agents, which has other networks; finish its "
-                "run there, or evaluate its .onnx (docs/how-to/migrating.md)"
+                f"{path}: this is a checkpoint of ML-Agents, which has other networks; finish the "
+                "run with ML-Agents, or evaluate its .onnx file (docs/how-to/migrating.md)"
             )
         raise CheckpointError(
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"

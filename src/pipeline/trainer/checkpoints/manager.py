@@ -136,7 +136,8 @@ class CheckpointManager:
 
         The rewards of two lessons cannot be compared.
         """
-        # Without this save, the file would depend on the time of the last resume point.
+        # Without this call, the policy in `best.pt` would depend on the time of the last resume
+        # point.
         self._save_best()
         self.best.clear()
         self.list_lessons(lessons)
@@ -345,7 +346,7 @@ class NullCheckpointManager(CheckpointManager):
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
     """Return the path of the checkpoint at `step`, and the old checkpoints to delete.
 
-    At most `keep` checkpoints stay, the new one included; the oldest are deleted. With 0 all stay.
+    At most `keep` checkpoints stay, the new one included; if `keep` is 0, all stay.
     """
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may write the file of the same step again, which must not count twice.
@@ -386,7 +387,6 @@ def _previous(path: Path) -> Path:
 
 
 def _keep_previous(path: Path) -> None:
-    """Keep the present file `path` under the name `previous-<name>`."""
     previous = _previous(path)
     previous.unlink(missing_ok=True)
     try:

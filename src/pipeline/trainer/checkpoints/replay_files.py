@@ -112,7 +112,7 @@ def _load(replay: Replay, path: Path, expected: str | None) -> str:
 def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """Return name and digest of each file that a checkpoint needs, the oldest rows first.
 
-    Checkpoints of earlier versions name one file, and those of the earliest have no digest.
+    Checkpoints of earlier versions name one file; the earliest versions stored no digest.
     """
     named = checkpoint.get("replay") or []
     if isinstance(named, str):

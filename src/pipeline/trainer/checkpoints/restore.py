@@ -116,7 +116,7 @@ def _refuse_other_policy(
 
 
 def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Return text on settings of the networks that have other values in `now` than `before`."""
+    """Return text that names each network setting that differs, with both of its values."""
     parts = []
     for key in [*now, *(key for key in before if key not in now)]:
         old, new = before.get(key), now.get(key)
@@ -333,16 +333,16 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
     """Return, by behavior, the checkpoints with initial weights that the settings name.
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
-    of another file in that run's folder of the behavior, or a path. If behaviors may appear that
-    are not listed, the result has every behavior of that run; `weights_of` looks for further
+    of another file in that run's folder of the behavior, or a path. If behaviors that are not
+    listed may appear, the result has every behavior of that run; `weights_of` looks for further
     behaviors when they appear. A resumed run continues with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint does not exist.
     """
     options = settings.checkpoint_settings
-    # The init_path of a resumed run is ignored. ML-Agents would load its weights over the resumed
-    # weights, which undoes the training.
+    # A resumed run ignores init_path. ML-Agents would replace the resumed weights by the weights of
+    # init_path, which undoes the training.
     if options.resume:
         for name, trainer in settings.behaviors.items():
             if trainer.init_path is not None:

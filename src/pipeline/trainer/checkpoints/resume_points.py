@@ -159,7 +159,6 @@ class ResumePoints:
     def _snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """Return the state of each behavior to save, with the open trajectories."""
         return self._checkpoints.snapshot(learners, run, with_open=True)
 
     def _completed(
@@ -189,7 +188,7 @@ class ResumePoints:
 
 
 class JointResumePoints(ResumePoints):
-    """Resume points of several learners."""
+    """Resume points of a run with several learners."""
 
     def __init__(
         self, checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float
@@ -242,7 +241,6 @@ class JointResumePoints(ResumePoints):
         If there is no exact resume point, the networks are saved without the environments.
         """
         if not self.is_kept:
-            # Without an exact resume point, the networks are saved without the environments.
             self._checkpoints.refresh(learners, run)
 
     def _snapshot(

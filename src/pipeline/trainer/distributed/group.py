@@ -113,7 +113,7 @@ class DistributedGroup(ProcessGroup):
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch; gradients are weighted by this process's share of its rows."""
+        """Yield once per minibatch; gradients are weighted by this process's number of rows."""
         rows = self._numbers(sizes)
         # A weight is this process's number of rows divided by the mean over all processes.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
@@ -240,7 +240,6 @@ class DistributedGroup(ProcessGroup):
         return {} if self.others is None else self.others.ended()
 
     def _lost_learner_error(self, error: Exception) -> LearnerLostError:
-        """Return the error that names the lost process and the reason."""
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _REASON_S
         reasons: dict[int, str] = {}
@@ -276,7 +275,6 @@ def report_failure(store: Store, rank: int, message: str) -> None:
 
 
 def _own_keys(store: Store) -> PrefixStore:
-    """Return the part of the store for this program's keys, which have a prefix of their own."""
     return PrefixStore("pipeline", store)
 
 
@@ -369,6 +367,6 @@ def _without(
     n_before, mean_before, squared_before = before
     n_new = n - n_before
     apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # the difference is 0 without new rows
-    # This is the inverse of `merged`; rounding could make the squared deviations negative.
+    # Rounding could make the squared deviations negative.
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)

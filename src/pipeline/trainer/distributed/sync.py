@@ -136,7 +136,8 @@ class LearnerSync:
     def should_update(self) -> bool:
         """Return whether all processes together have enough rows for an update.
 
-        After each synchronisation only the first call may return True.
+        After each synchronisation only the first call may return True, unless the learner has
+        finished.
         """
         can_update, self._can_update = self._can_update, False
         if can_update:
@@ -332,7 +333,6 @@ class Synchronizer:
             self._resume_points.merge([note["resume point"] for note in notes], group)
 
     def _forward_stop(self) -> None:
-        """Forward a request to stop to the processes that this process has started."""
         stop = self._stop_signal() or self._agreed.signal_number
         if stop and self.group is not None and self.group.others is not None:
             self.group.others.forward_stop(stop)
@@ -343,8 +343,8 @@ class Synchronizer:
             if missing and name not in self._missed:
                 self._missed.add(name)
                 _log.warning(
-                    "%s has not appeared in the environments of rank %s yet; it learns when all "
-                    "processes have it.",
+                    "%s has not appeared in the environments of rank %s yet; it begins to learn "
+                    "when it has appeared in all processes.",
                     name,
                     ", ".join(map(str, missing)),
                 )
