@@ -65,10 +65,10 @@ def load(folder: Path) -> Build:
 
 
 def _local_copy(folder: Path) -> Path:
-    """Return the copy of a build below PIPELINE_SCRATCH, copied once for each content.
+    """Return a build's copy below PIPELINE_SCRATCH, or `folder` if this variable is not set.
 
-    Every process of the environment reads the build, which may have gigabytes. Files to resume a
-    stage from stay on the shared disk.
+    A build is copied once for each content. Every process of the environment reads the build, which
+    may have gigabytes.
     """
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:

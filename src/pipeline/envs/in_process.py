@@ -43,7 +43,7 @@ class InProcessEnvironment(StoredStepsEnv):
         super().__init__()
         self._simulator = simulator
         self.n_copies: int | None = getattr(simulator, "n_copies", None)
-        """Copies of the environment or areas in the simulator; None if it does not say."""
+        """Number of copies of the environment, or of areas; None if the simulator does not tell."""
         self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ class InProcessEnvironment(StoredStepsEnv):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state; None if it returns one. Valid after a reset."""
         try:
             state = state_of(self._simulator)
             if state is None:

@@ -346,7 +346,7 @@ def _last_bytes(file: BinaryIO) -> bytes:
 def listening(
     executable: Path | None, base_port: int | None, worker_id: int, **options: Any
 ) -> AnyServer:
-    """Return a server that listens for `executable`, or with None for the Unity Editor.
+    """Return a server that listens for `executable`, or for the Unity Editor if it is None.
 
     `options` are as for `open_server`.
     """

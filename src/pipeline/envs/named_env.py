@@ -153,7 +153,6 @@ def _is_program(text: str) -> bool:
 
 
 def _executable(path: str) -> Path:
-    """Return the executable at a path, or raise an error with a remedy."""
     try:
         program = find_executable(path)
     except UnityEnvironmentException as error:
@@ -177,7 +176,6 @@ def _executable(path: str) -> Path:
 
 
 def _hint(path: str) -> str:
-    """Return a sentence on what to do about a path without an executable."""
     word = Path(path).stem
     if hint := path_hint(path):
         return hint
@@ -187,7 +185,7 @@ def _hint(path: str) -> str:
     if re.search(r"-v\d+$", path):
         return f"For a registered environment of Gymnasium give `gymnasium:{path}`."
     if word == path:
-        return f"No simulator is called so{registry.near(word)}. Give {FORMS}."
+        return f"No simulator has this name{registry.near(word)}. Give {FORMS}."
     if near := files.similar(path).removeprefix("; d"):
         return f"D{near}"
     built = shell_command("pipeline", "env", "build", "NAME", "-o", path)

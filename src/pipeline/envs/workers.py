@@ -132,7 +132,7 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # Only environments of other classes need a watch here; our own classes have their own.
+        # Only environments of other classes need a watch here; our own classes have one already.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):
@@ -189,8 +189,8 @@ class WorkerSet:
             elif worker in workers:
                 silence.count()
         self._asked.clear()
-        # If there are environments in this process, there is one group, and its other environments
-        # are sent their actions here.
+        # If there are environments in this process, there is only one group, and only the
+        # environments in other processes are sent their actions here.
         self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
@@ -298,9 +298,11 @@ class WorkerSet:
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` returns no states, or None if it does. Valid after a reset."""
+        """Reason why `state_dict` gives no states; None if it gives them. Valid after a reset."""
         for worker, env in enumerate(self.envs):
-            reason = env.state_refusal if isinstance(env, BaseEnv) else "it is of another class"
+            reason = (
+                env.state_refusal if isinstance(env, BaseEnv) else "its environment is no BaseEnv"
+            )
             if reason is not None:
                 return f"worker {worker}: {reason}"
         return None

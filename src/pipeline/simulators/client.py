@@ -54,7 +54,7 @@ def converse(
     connect_timeout_s: float = 30.0,
     compress: bool = False,
 ) -> None:
-    """Run a simulator for the trainer on localhost:`port` until either ends the conversation.
+    """Run a simulator for the trainer on localhost:`port` until one of them ends the conversation.
 
     Args:
         make: returns the simulator for a seed and a number of areas, both sent by the trainer.
@@ -258,8 +258,8 @@ class Session:
                 self._requests.append(read(payload))
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
-        # These requests come last, because a later parameter in the same message belongs to the
-        # state.
+        # These requests are answered last, because the state must include parameters that come
+        # later in the same message.
         self._answer(StateMessageType.STATE, StateMessageType.RESTORE, StateMessageType.CANNOT)
 
     def _answer(self, *kinds: StateMessageType) -> None:
@@ -309,7 +309,7 @@ class Session:
         elif kind in (UNIFORM, GAUSSIAN):
             values = [message.read_float32(), message.read_float32()]
         else:
-            _log.warning("Parameter '%s': sampler kind %d is unknown; ignored.", name, kind)
+            _log.warning("Parameter '%s': the sampler type %d is unknown; ignored.", name, kind)
             return
         sampler = Sampler(kind=kind, values=tuple(values), seed=seed)
         self._controls.set_sampler(name, sampler)

@@ -60,7 +60,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
+    """Return a descriptor that holds a folder's lock; raise OSError if another process has it."""
     import fcntl  # imported here, because `pack` imports this module on Windows, which has no fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)

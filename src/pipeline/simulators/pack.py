@@ -43,7 +43,7 @@ from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 
 _BASE = ("numpy", "protobuf")
-# Distributions with many files that are known to be unneeded; others lose their tests only.
+# Distributions with many files that are known to be unneeded; of others only tests are left out.
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 # This package, and distributions that others require but import only to draw pictures.
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
@@ -168,7 +168,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
 
 def packages_in(executable: Path) -> dict[str, str]:
-    """Return the versions of the packages in an executable, by name, without `_BASE`.
+    """Return the versions of the packages in an executable, by name, except NumPy and protobuf.
 
     Empty for executables of other programs, such as builds of Unity.
     """
@@ -298,8 +298,8 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Number of random steps. Most episodes end within them, so that modules are also found which an
-# environment imports at a reset.
+# Number of random steps. Most episodes end within them, so that modules that an environment imports
+# at a reset are found, too.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -313,7 +313,7 @@ class Needs:
     distributions: tuple[str, ...]
     """Names of installed distributions."""
     files: Mapping[str, Path]
-    """Files of modules without a distribution, by their path in the folder of libraries."""
+    """Files of modules that the environment imports, by their path in the folder of libraries."""
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
@@ -335,7 +335,8 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     spec = importlib.util.find_spec(entry.package)
     if spec is None or not spec.submodule_search_locations:
         raise StageError(
-            f"{entry.package}: a simulator of another distribution must be in a package."
+            f"{entry.package}: is not a package, so it cannot be packed; move the simulator into a "
+            "folder with __init__.py."
         )
     # The files are listed from the folder, because an editable installation has no list of them.
     files = _files_in(Path(spec.submodule_search_locations[0]))
@@ -411,9 +412,10 @@ def _last_line(output: str) -> str:
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:
-    """Return the distributions of imported modules, and files of modules without a distribution.
+    """Return the distributions and the files of imported modules.
 
-    `imported` has the file of each module by its name; it is empty for modules without a file.
+    A module without a distribution has all files of its package. `imported` has the file of each
+    module by its name, and an empty text for modules without a file.
     """
     owners = importlib.metadata.packages_distributions()
     contents: dict[str, set[str]] = {}
@@ -532,7 +534,6 @@ def _run_randomly(name: str, options: dict[str, Any]) -> None:
 
 
 def _refuse_other_shapes(env_id: str, behavior: str, sent: Steps, spec: BehaviorSpec) -> None:
-    """Raise SettingsError if an observation's shape is not the announced shape."""
     announced = [tuple(obs.shape) for obs in spec.observation_specs]
     for steps in sent:
         shapes = [tuple(values.shape[1:]) for values in steps.obs]

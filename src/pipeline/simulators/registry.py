@@ -228,5 +228,5 @@ def expert(name: str, behavior: str | None = None) -> Expert:
                 f"expert are {', '.join(expert)}."
             )
         expert = expert[name_only]
-    # An expert with a memory is a class: each call of this function returns a new memory.
+    # An expert with a memory is a class, so that each call returns a new expert with no memory yet.
     return cast("Expert", expert() if inspect.isclass(expert) else expert)

@@ -149,7 +149,8 @@ def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = Non
         ) from error
     except ValueError as error:  # the archive has another digest
         raise FetchError(
-            f"{public(url)}: {error} Nothing was unpacked. Correct sha256 only if you know why."
+            f"{public(url)}: {error} Nothing was unpacked. Correct sha256 only if you know why the "
+            "archive has changed."
         ) from error
     return Path(file)
 
@@ -193,7 +194,7 @@ def locked(name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _archive_lock(url: str) -> Iterator[None]:
-    """Hold the lock of a URL's download; first remove downloads that are a week old."""
+    """Hold the lock of a URL's download, and remove downloads that are more than a week old."""
     with locked(f"url-{_name(url)}", public(url)):
         for path in _downloads().glob("*"):
             with contextlib.suppress(OSError):
@@ -286,7 +287,7 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-    headers = {"Accept-Encoding": "identity"}  # the digest is the file's, not a compressed form's
+    headers = {"Accept-Encoding": "identity"}  # the file's digest needs uncompressed bytes
     with (
         requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response,
         Path(file).open("wb") as output,
@@ -467,7 +468,7 @@ class _Unpacking:
         if self._n_bytes > self._max_bytes:
             raise self.error(
                 f"unpacks to more than {self._max_bytes / 1e6:g} MB (max_unpacked_gb), noticed in "
-                f"{entry.name!r}; raise it if right"
+                f"{entry.name!r}; raise the limit if the archive is right"
             )
 
     def _checked(self, entry: tarfile.TarInfo, _folder: object = None) -> tarfile.TarInfo:

@@ -310,8 +310,8 @@ def _refuse(
 class Actions:
     """Converts actions of a behavior to actions of one space.
 
-    In a dimension of a Box without finite bounds, an action of 1 becomes `scale`; with a `scale` of
-    None such a dimension is refused.
+    In a dimension of a Box without finite bounds, an action of 1 becomes `scale`; if `scale` is
+    None, such a dimension is refused.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.
@@ -320,7 +320,8 @@ class Actions:
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
         self._where, self._space = where, space
         self._scale = scale
-        self._boxes = np.zeros((4, 0))  # value at -1, width, minimum and maximum of each number
+        # For each number: its value for an action of -1, its width, its minimum and its maximum.
+        self._boxes = np.zeros((4, 0))
         self._branches: list[int] = []
         self._starts: list[int] = []  # value of choice 0 of each branch
         self._build = self._builder(space, ())
@@ -339,8 +340,8 @@ class Actions:
         Continuous actions are clipped to -1..1, and then scaled to the space's bounds.
         """
         if self._discrete is not None:
-            # The actions are NumPy's integers, as from `Discrete.sample`: environments may call
-            # their methods.
+            # The actions are NumPy's integers, as `Discrete.sample` returns, because environments
+            # may call methods of NumPy's integers.
             start, dtype = self._discrete
             return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
         # The numbers are float64, because bounds may be float64 and rounding must not exceed them.
@@ -412,7 +413,7 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
-            # The action gets the integer type that `Discrete.sample` returns, too.
+            # The action has the same integer type as a result of `Discrete.sample`.
             start, number = int(space.start), np.dtype(space.dtype).type
             self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)

@@ -93,7 +93,10 @@ def _stream(layer: Any) -> dict[str, Any]:
 
 
 def _physics(layer: Any) -> dict[str, Any]:
-    """Return MuJoCo's state and its derived arrays, which a reward may read before a step."""
+    """Return MuJoCo's state and the arrays that MuJoCo derives from it.
+
+    A reward may read the derived arrays before the next step computes them again.
+    """
     if not hasattr(layer, "data") or not type(layer).__module__.startswith("gymnasium.envs.mujoco"):
         return {}
     import mujoco

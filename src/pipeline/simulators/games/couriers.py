@@ -118,7 +118,6 @@ class Couriers(Areas):
         return np.asarray(delivered, dtype=np.float32)
 
     def _begin(self, rows: AnyArray) -> None:
-        """Put a new courier with a parcel into each seat of `rows`."""
         for row in rows.tolist():
             rng, shift = self._rngs[row], self.parameters.read("shift", SHIFT)
             if not 1 <= shift <= MAX_SHIFT:
@@ -196,7 +195,7 @@ def fastest(roads: AnyArray = ROADS) -> AnyArray:
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Take the road that begins a fastest way to the address; of equal ways, the shorter road."""
+    """Take the first road of a fastest way to the address; of equal ways, the shorter road."""
     obs = steps.obs[0]
     roads = ROADS[obs[:, :N_PLACES].argmax(axis=1)]
     address = obs[:, N_PLACES:-1].argmax(axis=1)

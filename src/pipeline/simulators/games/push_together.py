@@ -35,12 +35,12 @@ _NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
 PIT_COLUMNS = (4, 5)
 PIT_REWARD, PUSH_REWARD, GOAL_REWARD = -0.1, 0.25, 1.0
 SCALE = 4.0
-"""Cells per unit of a relative observation."""
+"""Number of cells that a relative observation of 1 stands for."""
 OBS_SIZE = 12
 
 # Agents that must push in the same step to move the block.
 _NEEDED = 2
-# The two other agents of each agent, by their places in the area.
+# For each agent of an area, the indices of the two other agents.
 _MATES = np.array([(1, 2), (0, 2), (0, 1)])
 _MIDDLE = np.array([(ROWS - 1) / 2, (COLUMNS - 1) / 2])
 
@@ -126,7 +126,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent inside; return bool [areas, 3] of these agents."""
+        """Fill open pits with the first agent inside; return bool [areas, 3]: agents that fell."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.

@@ -112,13 +112,16 @@ def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, 
 
 
 def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArray]:
-    """Return bool [N], True if a ray is True in `seen`, and the most central such ray's angle."""
+    """Return whether any ray of an agent is True in `seen` [N, R], and the angle of such a ray.
+
+    Both results are [N]; the angle, in degrees, is that of the most central of these rays.
+    """
     angle = np.where(seen, np.abs(degrees), np.inf)
     return np.asarray(seen.any(axis=1)), degrees[angle.argmin(axis=1)]
 
 
 def walk(bearing: AnyArray, turn_degrees: float) -> ActionTuple:
-    """Go forward if `bearing` [N], in degrees to the right, is ahead; else turn towards it."""
+    """Return moves: forward if `bearing` [N], degrees to the right, is about 0; else a turn."""
     turn = np.where(relative(bearing) > 0.0, _RIGHT, _LEFT)
     # The limit is a little more than half a turn: at exactly half, rounding could make an agent
     # turn back and forth forever.

@@ -127,7 +127,7 @@ class GrpcServer(calls.CallServer):
             self._pending = self._latest = self._owner = self._lost_at = None
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, wait up to `wait_s` until it has read it, free the port."""
+        """Tell the environment to stop, wait up to `wait_s` for it to read this, free the port."""
         if self._closed:
             return
         self._take_last_call(wait_s)

@@ -169,7 +169,8 @@ class Connection(ABC):
         May raise TimeoutError.
         """
         try:
-            # A function call would take time, and nearly all messages are small.
+            # Small reads are done here and not in a function, because a call would take time, and
+            # nearly all reads are small.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk

@@ -166,7 +166,6 @@ class IncomingConnection(Connection):
             self.messages.append((stream, message))
 
     def _on_reset(self, stream: int) -> None:
-        """Forget a call that the peer has cancelled."""
         self._refused.discard(stream)
         if self._streams.pop(stream, None) is not None:
             self.messages = deque(message for message in self.messages if message[0] != stream)
@@ -437,7 +436,7 @@ class Server(calls.CallServer):
     def _read_while_idle(self) -> None:
         """Read connections while no thread waits for a call; runs in the keeper thread."""
         while not self._closed.wait(_KEEPER_INTERVAL_S):
-            # The thread that holds the lock reads the connections, so this one does not wait.
+            # The thread that holds the lock reads the connections, so this thread does not wait.
             if self._lock.acquire(blocking=False):
                 try:
                     self._wait(0.0)
@@ -486,7 +485,7 @@ class Server(calls.CallServer):
         connection.close(0.0)
 
     def _refuse_others(self, now: float) -> None:
-        """Close connections that did not greet in time, or, if there is an owner, all others."""
+        """Close connections that greet too late or, if there is an owner, all other connections."""
         self._next_candidate_check = now + _KEEPER_INTERVAL_S
         if self._owner is None:
             full = len(self._candidates) == _MAX_CANDIDATES

@@ -59,9 +59,7 @@ def test_setting_executable_chooses_among_several_executables_of_an_archive(tmp_
         found(tmp_path)
     assert found(tmp_path, wanted="b.x86_64") == "b.x86_64"
     assert found(tmp_path, wanted="m/G.app") == "m/G.app/Contents/MacOS/G"
-    with pytest.raises(
-        FetchError, match=r"has no file 'c'; its executables are a\.x86_64, b\.x86_64"
-    ):
+    with pytest.raises(FetchError, match=r"has no file 'c'; .* suffix are a\.x86_64, b\.x86_64"):
         found(tmp_path, wanted="c")
 
 
