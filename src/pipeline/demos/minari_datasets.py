@@ -201,7 +201,7 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return middle, half width, and whether it is bounded, of each dimension of a Box: [size]."""
+    """Return three arrays [size] by dimension of a Box: middle, half width and whether bounded."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)
@@ -211,7 +211,7 @@ def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
 
 
 def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
-    """Return dicts and tuples nested as a space's, with `make(leaf)` in place of each leaf."""
+    """Return dicts and tuples in the form of a space, with `make(leaf)` in place of each leaf."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):

@@ -82,7 +82,7 @@ class Table:
         return DemonstrationError(f"{self.source}: {self.where(row)}, column {column}: {message}")
 
     def missing(self, what: str, name: str) -> DemonstrationError:
-        """Return an error: the table has no column `what` for the field `name`."""
+        """Return the error for the field `name` without a column; `what` describes the column."""
         return DemonstrationError(
             f"{self.source}: there is no {what}; the columns are {brief(', '.join(self.columns))}. "
             f"Name the right columns: --column {name}=COLUMN,COLUMN,..."

@@ -52,7 +52,8 @@ def attach_workers(
     Args:
         n_players: number of players.
         seed: seed of player 0; at its n-th reconnection, `seed` + n * `n_players`.
-        timeout_wait: seconds within which all players must connect, and each must answer later.
+        timeout_wait: seconds within which all players must connect, and later each player must
+            answer.
         base_port: TCP port of player 0; None for the port that the Unity Editor calls.
         side_channels: returns new side channels for one player.
         restarts: settings with the limits of reconnections; None: a lost player's error is raised.

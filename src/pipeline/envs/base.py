@@ -212,7 +212,7 @@ class BaseEnv(ABC):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether another environment can replay all messages of this environment."""
+        """Whether all messages to this environment since its start are recorded for a replay."""
         return False
 
     def go_on_from(self, failed: Any) -> None:

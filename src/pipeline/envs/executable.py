@@ -37,7 +37,7 @@ def folder_of(environment: str) -> Path:
 def load(folder: Path) -> Build:
     """Return the build in `folder`, or its copy on the cluster node's disk (PIPELINE_SCRATCH).
 
-    The file gets back its permission to be executed, which DVC does not store.
+    The executable gets its permission to run again, because DVC does not store permissions.
 
     Raises:
         StageError: The stage `env` has not made the folder.

@@ -1,4 +1,4 @@
-"""An environment with one agent as a Gymnasium environment, for users' own training code."""
+"""Wrappers that make an environment with one agent a Gymnasium environment for users' code."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class InProcessEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Close the simulator; raise UnityEnvironmentException if it is closed already."""
         self._check_loaded()
-        # The flag is set first, so that a second call is refused even if this one raises.
+        # The flag is set first, so that a second call is refused even if this call raises.
         self._loaded = False
         self._simulator.close()
 

@@ -79,7 +79,7 @@ def environment_of(name: str) -> EnvironmentParams:
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment `name` of params.yaml in the current folder, or None."""
+    """Return the environment `name` of params.yaml in the current folder; None if it has none."""
     try:
         node = read_yaml(_PARAMS)
     except SettingsError:  # there is no params.yaml, or it has no valid YAML

@@ -1,4 +1,4 @@
-"""An environment with any number of agents as a PettingZoo environment, parallel or in turns."""
+"""Wrappers that make an environment a PettingZoo environment, parallel or in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MIN_AGENTS_TO_SWEEP = 256
 
 
 class UnityPettingZooException(UnityException):
-    """A method is called before `reset`, no agent asks, or an agent or an action is unknown."""
+    """A method is called too early, no agent asks for a decision, or an agent or action is wrong."""
 
 
 class _StepResult(NamedTuple):

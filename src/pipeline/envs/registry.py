@@ -197,7 +197,7 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
             entries = read_manifest(first) if isinstance(first, str) else [first]
             # A later entry replaces an earlier entry with the same name, as in ML-Agents.
             self._entries |= {entry.identifier: entry for entry in entries}
-            # The manifest is removed last, so that an unreadable one fails every time.
+            # The manifest is removed last, so that an unreadable manifest fails every time.
             self._waiting.pop(0)
 
 

@@ -368,7 +368,7 @@ class StateChannel(SideChannel):
     changes.
 
     Attributes:
-        refusal: reason why the environment does not give its state; None if it does.
+        refusal: reason why the environment does not give its state; None if it gives it.
         state: the last received state, as `take` returns it; None before the first state.
         has_first: whether `messages` begins with the first message that was sent, so that an
             environment with the same seed can replay the messages without a state.

@@ -315,7 +315,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether another environment can replay all messages of this environment."""
+        """Whether all messages to this environment since its start are recorded for a replay."""
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:

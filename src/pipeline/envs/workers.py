@@ -111,7 +111,7 @@ class WorkerSet:
     Attributes:
         should_stop: returns whether the run is told to stop; called during long waits.
         groups: groups of workers that can step in turn: while one group computes, the other group
-            gets its actions. Environments in this process are one group.
+            gets its actions. If an environment is in this process, all workers are one group.
         is_split: whether some environments compute between the halves of a step.
     """
 
@@ -280,7 +280,7 @@ class WorkerSet:
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
         """Replace a worker's environment; reset it if `no_replay` says why a replay failed."""
         self.envs[worker] = env
-        # The specifications are read again, because the new environment may announce others.
+        # The specifications are read again, because those of the new environment may differ.
         self._n_known = []
         if no_replay:
             if self.should_stop():  # a saved run must continue exactly, and this one cannot

@@ -42,7 +42,8 @@ _ANY_NUMBER = 2**31
 
 # Errors of Python and NumPy when a state does not fit the simulator that restores it.
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-# Seconds between attempts to connect, and longest waits for the end and for the first answer.
+# Seconds between attempts to connect, and longest waits for the answers to the end message and to
+# the greeting.
 _RETRY_S, _END_S, _GREETING_S = 0.05, 2.0, 120.0
 _STATUS_OK = records.delimited(1, b"\x08" + records.varint(OK))
 

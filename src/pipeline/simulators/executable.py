@@ -22,7 +22,7 @@ from pipeline.simulators import registry
 from pipeline.wire.channels.state import encode
 
 _log = logging.getLogger(__name__)
-# Number of this option in linux/prctl.h; Python has no constant for it.
+# Number of the option PR_SET_PDEATHSIG in linux/prctl.h; Python has no constant for it.
 _PR_SET_PDEATHSIG = 1
 
 _USAGE = """\

@@ -58,7 +58,7 @@ _SKIPPED_FILES = ("*.a", "*.c", "*.h", "*.pxd", "*.pyc", "*.pyi", "*.pyx", "*_te
 _SKIPPED_PARTS = ("_simulate.*", "_render_filament.*", "_batch.*")
 # Entry points are needed at run time, and licences by law; lists of files are not needed.
 _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COPYING*")
-# Name and version of a distribution, as the names of its files have them (PEP 427).
+# Name and version of a distribution in the path of its metadata (PEP 427).
 _METADATA = re.compile(r"lib/([^/]+?)-([^/-]+)\.dist-info/METADATA")
 # zlib's level. 71 MB of libraries become 27 MB in 1 s (level 1), 24 MB in 2.3 s (6) or 6 s (9).
 _COMPRESSION = 6
@@ -129,7 +129,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
         # A shell reads a script from its start, and Python reads a zip archive from its end
         # (https://docs.python.org/3/library/zipapp.html#the-python-zip-application-archive-format).
         temporary.write_bytes(_script(title, digest) + _archive(content))
-    # Everyone may execute it, whatever the permissions of temporary files are.
+    # Everyone may run the executable, whatever the permissions of temporary files are.
     target.chmod(0o755)
     # The cache has the path of this Python, so that the executable finds it even if it is not on
     # PATH. The executable itself has no path of this machine.
@@ -146,13 +146,13 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
 
 
 def inputs_of(needs: Needs) -> dict[str, Any]:
-    """Return everything except the options that determines the bytes of an executable.
+    """Return everything, except the options, that determines the bytes of an executable.
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
     # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    # There is one digest for each module's file or package's folder, and not for each of its files.
+    # There is one digest for each module's file or package's folder, not one for each file in it.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
@@ -313,7 +313,7 @@ class Needs:
     distributions: tuple[str, ...]
     """Names of installed distributions."""
     files: Mapping[str, Path]
-    """Files of modules that the environment imports, by their path in the folder of libraries."""
+    """Further files to pack, by their path in the folder of libraries."""
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:

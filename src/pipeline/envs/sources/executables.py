@@ -62,7 +62,7 @@ def executable_in(
 
 
 def path_hint(text: str) -> str | None:
-    """Return a hint how to correct a path; None if no similar path exists."""
+    """Return a sentence on how to correct a path; None if no similar path exists."""
     words = text.split(" ")
     # The longest beginning of the text that is a path is taken; the rest may be arguments.
     for n in range(len(words), 0, -1):

@@ -443,7 +443,9 @@ class _Unpacking:
                     # Each link is checked again, because a later link may have changed its target.
                     real = os.path.realpath(path)
                     if os.path.commonpath([inside, real]) != inside:
-                        raise self.error(f"the link {self.entry!r} leads out of its folder")
+                        raise self.error(
+                            f"the link {self.entry!r} leads out of the archive's folder"
+                        )
                 elif path.is_file():
                     with path.open("r+b") as file:
                         start = file.read(4)

@@ -194,7 +194,7 @@ class Codec:
 
 
 def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return an observation space without its action mask, and keys to the remaining value.
+    """Return an observation space without its action mask, and the keys that lead to its value.
 
     If only one part such as `observation` remains, the space of this part and the part's key are
     returned; otherwise a Dict of the remaining parts, and no keys.
@@ -399,7 +399,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     elif kind == _BOX:
         corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
         for face in _FACES:
-            # Corners are sorted around the face, because in the order of numbers edges would cross.
+            # Corners are sorted around the face, because edges would cross in their numeric order.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
     # All other kinds, such as meshes, are drawn as their bounding sphere.
     else:

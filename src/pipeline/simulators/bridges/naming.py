@@ -16,10 +16,10 @@ from pipeline import plugins
 from pipeline.errors import SettingsError
 
 APIS = ("auto", "parallel", "aec")
-"""Which of PettingZoo's two interfaces to use; auto: parallel if the environment has it."""
-# Classes of errors for a missing package, by name, because their libraries may not be installed.
+"""Values of the option `api`: a PettingZoo interface, or auto: parallel if there is one."""
+# Names of the error classes for a missing package; the classes may not be installed themselves.
 _MISSING = ("DependencyNotInstalled", "FailedToImport")
-# Packages with a module for each environment; PettingZoo before 1.27 has no registry of them.
+# Packages with a module for each environment; PettingZoo before 1.27 has no registry.
 _FAMILIES = (
     *("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl"),
     "mpe2",

@@ -55,7 +55,7 @@ class Copy:
         """Agents that have ended in this episode."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None if the environment cannot give it."""
+        """Return all that later steps depend on; None if the environment cannot give its state."""
         env = copy_state(self.env)
         if env is None:
             return None
@@ -143,7 +143,7 @@ class ParallelCopy(Copy):
         self._pending: dict[str, tuple[float, float]] = {}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None if the environment cannot give it."""
+        """Return all that later steps depend on; None if the environment cannot give its state."""
         state = super().state_dict()
         pending = {agent: list(rewards) for agent, rewards in self._pending.items()}
         return None if state is None else {**state, "pending": pending}
@@ -168,8 +168,8 @@ class ParallelCopy(Copy):
         """Apply the living agents' actions; begin a new episode if no agent is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
-        # The call is outside of `try`, because an environment's own errors must not be taken for
-        # misuse.
+        # The call is outside of `try`, because an environment's own errors must not be reported as
+        # broken rules of PettingZoo.
         result = env.step(named)
         try:
             # Agents without an observation in this step get their rewards with their next

@@ -35,7 +35,7 @@ Path = tuple[str | int, ...]
 _log = logging.getLogger(__name__)
 
 VISUAL = ("auto", "always", "never")
-"""Which Boxes become visual observations; auto: images with sides of 20 pixels or more."""
+"""Values of the option `visual`; auto: images with sides of 20 pixels or more stay images."""
 LEAST_SIDE = 20
 """Smallest number of pixels along each side of an image for the default encoder."""
 _TOO_SMALL = (
@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
 class Observations:
     """Converts observations of one space to rows of arrays.
 
-    `root` has the keys under which the environment's observation has the space's value.
+    `root` has the keys of the space's value in the environment's observation.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.

@@ -146,7 +146,7 @@ class BalanceBall(SoloAreas):
         read = self.parameters.read
         for row in rows.tolist():
             shape = (read("mass", 1.0), read("scale", 1.0))
-            # Making a model takes time, so it is replaced only if mass or scale have changed.
+            # Making a model takes time, so a model is replaced only if mass or scale have changed.
             if shape != self._shape[row]:
                 self._models[row] = copy.copy(_model(*shape))
                 self._shape[row] = shape

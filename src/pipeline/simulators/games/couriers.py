@@ -58,7 +58,7 @@ class Couriers(Areas):
         self._life = self._keep("life", ())  # number of earlier couriers in this seat
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
-        # Number of places from each parcel's place to its address.
+        # For each parcel, the number of places from where it is handed out to its address.
         self._hops = self._keep("hops", (MAX_SHIFT,))
 
     def reset(self) -> Mapping[str, Steps]:
@@ -76,7 +76,7 @@ class Couriers(Areas):
         road, which the mask forbids, means waiting for one simulation step.
         """
         asking = np.flatnonzero(self._asks())
-        if len(asking):  # else `actions` may be empty
+        if len(asking):  # without asking couriers `actions` may be empty
             chosen = checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR)[:, 0]
             time = ROADS[self._at[asking], chosen]
             self._at[asking] = np.where(time > 0, chosen, self._at[asking])

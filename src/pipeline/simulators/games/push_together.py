@@ -92,13 +92,13 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
-        # An agent that fell has ended alone; at the end of the episode all others end, too.
+        # An agent that fell has ended alone; at the end of the episode the others end, too.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():
             none = TerminalSteps.empty(_SPEC)
             return {BEHAVIOR: (self._decisions(reward, group_reward), none)}
-        # Falling into the pit is an end of the task, even in the last step.
+        # An agent that falls into the pit has ended its task and is not interrupted.
         interrupted = late[:, None] & ~fell
         fields = self._fields(ended, reward, group_reward)
         terminals = TerminalSteps(**fields, interrupted=interrupted[ended])
@@ -239,7 +239,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
-    """Return the numbers [...] of moves that `_to_pit` takes from `cell` [..., 2]."""
+    """Return the number of moves, [...], by which `_to_pit` leads from `cell` to the pit."""
     offset = np.abs(pit - cell)
     edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
     around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)

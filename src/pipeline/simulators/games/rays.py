@@ -105,7 +105,7 @@ def sensor(degrees: AnyArray, n_tags: int) -> ObservationSpec:
 
 
 def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, FloatArray]:
-    """Return the tag [N, R] that each ray hits, -1 for none, and the distance / length [N, R]."""
+    """Return the tag that each ray hits, -1 for none, and distance / ray length: [N, R] each."""
     values = rays.reshape(len(rays), len(degrees), n_tags + 2)
     tag = np.where(values[..., n_tags] > 0.5, -1, values[..., :n_tags].argmax(axis=2))
     return tag, values[..., -1]

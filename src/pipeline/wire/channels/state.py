@@ -71,7 +71,7 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
     if len(payload) < _HEAD.size:
         raise UnitySideChannelException(
             f"a message of {len(payload)} bytes on the state channel is cut off: version and type "
-            f"take {_HEAD.size}"
+            f"take {_HEAD.size} bytes"
         )
     version, kind = _HEAD.unpack_from(payload)
     # Python 3.11 refuses to look for a plain number in an Enum, but not in a list.

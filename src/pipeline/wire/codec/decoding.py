@@ -321,7 +321,8 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # Callers may write, but `flat` belongs to a cache or to received bytes.
+    # The masks are copied, because callers may write to them, and `flat` belongs to a cache or to
+    # received bytes.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 

@@ -50,8 +50,8 @@ _KEEPER_INTERVAL_S = 0.5
 _SEND_LIMIT_S = 60.0
 # Seconds within which a new connection must send its preface.
 _PREFACE_S = 10.0
-# Largest number of connections that have not greeted. If it is reached, such a connection is closed
-# after this number of seconds.
+# Largest number of connections that have not greeted, and the seconds after which such a connection
+# is closed if there are so many.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
 # Largest number of connections that wait in the system until they are accepted.
@@ -198,7 +198,8 @@ class IncomingConnection(Connection):
             self.is_open = False
 
     def _wait_writable(self, deadline: float) -> bool:
-        # The wait ends at reads, too: an answer may wait for the WINDOW_UPDATE frames of the peer.
+        # The wait also ends when bytes arrive, because an answer may wait for the peer's
+        # WINDOW_UPDATE frames.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, events)
