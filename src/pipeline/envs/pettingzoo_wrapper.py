@@ -26,7 +26,7 @@ _MIN_AGENTS_TO_SWEEP = 256
 
 
 class UnityPettingZooException(UnityException):
-    """A method is called too early, no agent asks for a decision, or an agent or action is wrong."""
+    """A call comes too early, no agent asks for a decision, or an agent or action is wrong."""
 
 
 class _StepResult(NamedTuple):

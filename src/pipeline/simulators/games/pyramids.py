@@ -68,7 +68,7 @@ class Pyramids(SoloAreas):
         self._things = self._keep("things", (3 + _N_ROOMS, 2), np.float32)
 
     def _place(self, rows: AnyArray) -> None:
-        """Put the switch at least 2 rooms from the agent, and the goal at least 3 from the switch."""
+        """Put the switch 2 or more rooms from the agent, and the goal 3 or more from the switch."""
         k, uniform = np.arange(len(rows)), self._uniform(rows, 4 + _N_ROOMS)
         start, self._heading[rows], away, next_ = (
             (uniform[:, :4] * (_N_ROOMS, N_HEADINGS, _N_ROOMS - 3, _N_ROOMS - 5)).astype(np.int64).T
