@@ -248,7 +248,6 @@ def _is_ours(steps: Any, kind: type[Any]) -> bool:
 
 
 def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
-    """Return the fields that decision and terminal steps have in common, as arrays."""
     n = len(steps.agent_id)
     _check_number(name, "observations", steps.obs, spec.observation_specs)
     obs = [
@@ -279,7 +278,6 @@ def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
 def _array(
     name: str, label: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
 ) -> AnyArray:
-    """Return `values` as an array of `dtype` and `shape`, or raise UnityObservationException."""
     try:
         with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
             array = np.asarray(values, dtype=dtype)

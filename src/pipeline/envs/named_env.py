@@ -193,7 +193,6 @@ def _hint(path: str) -> str:
 
 
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
-    """Return the executable of `name`, built now if there is no current build."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
     # The folder's name has a digest, because different names may have the same label.
     folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"

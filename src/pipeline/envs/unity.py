@@ -435,7 +435,6 @@ class UnityEnvironment(StoredStepsEnv):
             _log.info("Connected new brain: %s", name)
 
     def _update(self, output: m.ReceivedOutputProto) -> None:
-        """Store new behaviors, decode all agents, and pass messages to side channels."""
         self._add_behaviors(output)
         infos = output.rl_output.agentInfos
         for name in infos:

@@ -448,7 +448,6 @@ def _last_message(env: Any) -> str:
 
 
 def _is_controlled(env: Any) -> bool:
-    """Return whether the environment takes parameters and reports statistics."""
     return hasattr(env, "set_parameter") and hasattr(env, "take_stats")
 
 

@@ -129,7 +129,6 @@ def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels
 
 
 def _send_end(exchange: Exchange) -> None:
-    """Send the status that ends the conversation; the trainer may be gone already."""
     try:
         exchange(STOPPED, _END_S)
     except (ConnectionError, TimeoutError):
@@ -249,7 +248,6 @@ class Session:
         return b"".join([_STATUS_OK, *_nested(2, output)])
 
     def _receive(self, data: bytes) -> None:
-        """Apply the side-channel messages of a command; skip messages of unknown channels."""
         for channel_id, payload in side_channels.unpack(data):
             if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
                 self._set_parameter(side_channels.IncomingMessage(payload))

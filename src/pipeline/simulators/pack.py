@@ -514,7 +514,6 @@ def trace(target: str, described: str) -> int:
 
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
-    """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
     # Two copies show whether a function returns the same object twice, which is refused.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})

@@ -231,7 +231,6 @@ def _copy(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
 
 
 def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
-    """Write the content of a URL to a file; try again if the connection breaks."""
     import requests
 
     _log.info("Downloading %s", public(url))
@@ -276,7 +275,6 @@ def _check_size(size: int, max_bytes: int, url: str) -> None:
 
 
 def _write_content(url: str, file: str, max_bytes: int) -> None:
-    """Write the content of a URL to a file, and show the progress in a terminal."""
     import requests
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -382,7 +380,6 @@ class _Unpacking:
         self._n_bytes = 0
 
     def tar(self, file: IO[bytes], start: bytes) -> None:
-        """Write the entries of a tar archive, compressed or not."""
         try:
             # With `errorlevel=2`, every entry that cannot be written is an error.
             archive = tarfile.open(fileobj=file, errorlevel=2)  # noqa: SIM115  # closed below
@@ -408,7 +405,6 @@ class _Unpacking:
                 pass
 
     def zip(self, file: IO[bytes], _start: bytes) -> None:
-        """Write the entries of a zip archive."""
         links = []
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
@@ -457,7 +453,6 @@ class _Unpacking:
             files.sync_folder(Path(parent))
 
     def error(self, text: str) -> FetchError:
-        """Return a FetchError with the archive's label before `text`."""
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:

@@ -401,7 +401,6 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        """Return a function that converts continuous and discrete actions to a space's action."""
         if isinstance(space, spaces.Dict):
             named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
             return lambda c, d: {key: build(c, d) for key, build in named.items()}

@@ -66,7 +66,6 @@ def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """Yield the environment, and each environment that it wraps."""
     yield env
     # `hasattr` would also find attributes that a wrapper forwards to the inner environment.
     while "env" in vars(env):

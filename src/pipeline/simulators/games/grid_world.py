@@ -57,7 +57,6 @@ class GridWorld(SoloAreas):
         self._target_goal = self._keep("wanted", ())
 
     def _place(self, rows: AnyArray) -> None:
-        """Put the agent, the plus and the ex of each area on three different cells."""
         n_cells = SIZE * SIZE
         for row in rows.tolist():
             # One draw decides both the target goal and the three cells.

@@ -98,7 +98,6 @@ class Pong(Areas):
         return missed
 
     def _begin(self, rows: AnyArray) -> None:
-        """Serve the ball from the middle line to a random side, in the areas `rows`."""
         for row in rows.tolist():
             y, slope, side = self._rngs[row].uniform((-0.5, -0.5, -1.0), (0.5, 0.5, 1.0))
             vx = SERVE_SPEED if side > 0 else -SERVE_SPEED

@@ -148,7 +148,6 @@ def check_finite(values: FloatArray, what: str, name: str) -> None:
 def _decode_observations(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str
 ) -> list[FloatArray]:
-    """Return the values of each observation, float32 [N, *shape]."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
     # The counts are compared before `row[index]` below, which would raise an IndexError.

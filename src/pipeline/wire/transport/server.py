@@ -154,7 +154,6 @@ class IncomingConnection(Connection):
             self._refused.remove(stream)
 
     def _on_stream_end(self, stream: int, call: Stream) -> None:
-        """Store a call in `messages`, or refuse it."""
         message = call.message()
         call.has_ended, call.parts = True, []
         if not call.is_known:
@@ -462,7 +461,6 @@ class Server(calls.CallServer):
         return bool(events)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept connections up to the limit; further connections wait in the system's backlog."""
         free = _MAX_CANDIDATES - len(self._candidates)
         for accepted in accepted_from(listener, free):
             try:
