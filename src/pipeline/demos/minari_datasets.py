@@ -201,7 +201,7 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return three arrays [size] by dimension of a Box: middle, half width and whether bounded."""
+    """Return the middle, the half width and whether bounded, [size] each, of a Box's dimensions."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)

@@ -284,7 +284,9 @@ class WorkerSet:
         self._n_known = []
         if no_replay:
             if self.should_stop():  # a saved run must continue exactly, and this one cannot
-                raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
+                raise UnityEnvironmentException(
+                    f"the worker cannot go on where it was: {no_replay}"
+                )
             _log.warning(_RESET_TEXT, worker, no_replay)
             # Without a replay, the new environment has not received the parameters.
             if _is_controlled(env):

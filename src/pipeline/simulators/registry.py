@@ -112,7 +112,7 @@ _BRIDGES = {
 NAMES = tuple(SIMULATORS.ours)
 """Names of the built-in simulators."""
 BRIDGES = tuple(_BRIDGES)
-"""Names of the simulators that run third-party environments, chosen by the option `id`."""
+"""Names of the simulators that run third-party environments; `id` chooses the environment."""
 
 
 def n_agents_of(name: str, options: Mapping[str, Any]) -> int:

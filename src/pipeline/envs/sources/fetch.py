@@ -309,7 +309,7 @@ _MAX_LINK_BYTES = 4096
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
 # Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
-# data filter refuses. 0: archives of other systems than Unix have no type.
+# data filter refuses. Archives that were made on other systems than Unix have the type 0.
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
