@@ -185,6 +185,6 @@ def test_our_ball_configuration_has_the_published_values() -> None:
 @pytest.mark.parametrize(
     "path", [ROOT / "params.yaml", ROOT / "workflow/runs.yaml", *OWN], ids=name_of
 )
-def test_dvc_and_pipeline_read_equal_values_from_our_files(path: Path) -> None:
+def test_dvc_and_pipeline_read_equal_values_from_our_yaml_files(path: Path) -> None:
     reader = YAML(typ="safe", pure=True)
     assert to_plain(read_yaml(path)) == reader.load(path.read_text(encoding="utf-8"))

@@ -206,7 +206,7 @@ def test_first_connecting_process_is_accepted_if_the_system_cannot_identify_proc
 
     monkeypatch.setattr(psutil, "net_connections", denied)
     assert PeerCheck(is_started_here=True).refusal(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
-    assert "does not tell which process connects: the first is accepted" in caplog.text
+    assert "does not tell which process connects: the first client is accepted" in caplog.text
 
 
 def test_side_channel_message_with_too_many_frames_is_refused():

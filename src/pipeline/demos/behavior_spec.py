@@ -41,7 +41,10 @@ class ObservationEntry:
     def __post_init__(self) -> None:
         """Raise ContradictionError unless the shape has 1 to 3 dimensions."""
         if not 1 <= len(self.shape) <= 3:
-            text = f"needs 1 to 3 sizes, got {len(self.shape)}; take the specification from a .demo"
+            text = (
+                f"needs 1 to 3 sizes, got {len(self.shape)}; take the specification from a .demo "
+                "file"
+            )
             raise ContradictionError("shape", text)
 
     def spec(self) -> ObservationSpec:
@@ -78,7 +81,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Column name, or list of column names, of each field that is not the name of its column."""
+    """Column name, or list of column names, of each field that has other column names."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""

@@ -1,8 +1,8 @@
 """Reading and writing demonstrations (`.demo` files) as arrays.
 
 Recorders of packages from about 0.14 on store an observation together with the action of the
-previous step. Files written here store the action taken at the observation, because the readers of
-ML-Agents (and our reader) understand a file like this: a row's action belongs to its observation.
+previous step. Files written here store the action taken at the observation, because ML-Agents'
+readers and ours take the action of a row for the action at the observation of this row.
 
 A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
 info and action, or up to package 0.11 an agent info that stores the action of the previous step.
@@ -322,8 +322,8 @@ def read_demo(path: Path | str) -> Demonstration:
         meta, brain, infos, acted, n_bytes = parse_demo(path)
         if not infos:
             raise DemonstrationError(
-                f"{path}: the demonstration holds no steps; did its recording end before it was "
-                "closed?"
+                f"{path}: the demonstration has no steps; record it again, and close the recorder "
+                "at the end"
             )
         spec = behavior_spec_from(brain, infos[0])
         # A pair of a few bytes may have large masks, so the memory is checked first.

@@ -69,7 +69,7 @@ def read_dataset(
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
         clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
-        notes = [f"bounds        -1..1 means those of the action space; {clipped}"]
+        notes = [f"bounds        -1..1 stands for the bounds of the action space; {clipped}"]
     # If the dataset names no environment, the behavior gets the dataset's name.
     env = dataset.spec.env_spec
     name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
@@ -201,7 +201,7 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return middle, half width and whether bounded, [size] each, of a Box's dimensions."""
+    """Return the middle, the half width and whether bounded, [size] each, of a Box's dimensions."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)
@@ -211,7 +211,7 @@ def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
 
 
 def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
-    """Return dicts and tuples nested as a space's, with `make(leaf)` in place of each leaf."""
+    """Return dicts and tuples in the form of a space, with `make(leaf)` in place of each leaf."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -243,7 +243,7 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     source = _checked_source(dataset_id)
     if dataset_id in minari.list_local_datasets():
         raise DemonstrationError(
-            f"{source}: exists; raise the version, or `minari delete {dataset_id}`"
+            f"{source}: exists already; raise the version, or `minari delete {dataset_id}`"
         )
     env, mask_key = (None, None) if env_id is None else _environment(env_id, demo.spec)
     observation_space = (
@@ -409,7 +409,6 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
 
 
 def _native_actions(space: Any, demo: Demonstration, rows: slice) -> Any:
-    """Return the actions in `rows` as values of a Gymnasium space."""
     from gymnasium import spaces
 
     numbers, choices = iter(demo.continuous[rows].T), iter(demo.discrete[rows].T)

@@ -59,7 +59,7 @@ def import_table(
         behavior: name of the behavior.
         spec: specification of the behavior.
         target: path of the `.demo` file.
-        columns: names of each field's columns, for fields with columns of other names.
+        columns: column names by field, for fields that have other column names.
         action_scale: divisors of the recorded continuous actions: one number, or one for each.
 
     Returns:
@@ -112,7 +112,7 @@ def import_table(
 
 
 def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:
-    """Return each pair's row, whether it closes an episode, and whether this was cut short.
+    """Return each pair's row, whether it closes an episode, and whether the episode was cut short.
 
     If an episode has no row with its last observation, the pair that closes the episode repeats the
     last row; nothing is learned from such a pair.
@@ -212,7 +212,10 @@ def _actions(
     for numbers, none in kinds:
         lacking = none & ~idle[:, None]
         _refuse(
-            table, numbers, lacking, "the action is missing ({}), but the row has others; add it"
+            table,
+            numbers,
+            lacking,
+            "an action is missing ({}), but the row has other actions; add it",
         )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
@@ -224,7 +227,7 @@ def _actions(
             f"discrete, {_listed(kinds[-1][0])}: {_span(out.discrete[~idle])}, "
             f"branches of {', '.join(map(str, spec.discrete_branches))} choices"
         )
-    return out, idle, f"{'; '.join(summary)}; {int(idle.sum())} rows without"
+    return out, idle, f"{'; '.join(summary)}; {int(idle.sum())} rows without an action"
 
 
 def _span(values: AnyArray) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Columns = Mapping[str, Sequence[str]]
-    """Columns of fields that are not named like the field."""
+    """Column names by field, for fields that have other column names."""
 
 # The number for each word in a text column. Spreadsheets and pandas write flags with these words.
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
@@ -82,7 +82,7 @@ class Table:
         return DemonstrationError(f"{self.source}: {self.where(row)}, column {column}: {message}")
 
     def missing(self, what: str, name: str) -> DemonstrationError:
-        """Return the error that the table has no columns of a field."""
+        """Return the error for the field `name` without a column; `what` describes the column."""
         return DemonstrationError(
             f"{self.source}: there is no {what}; the columns are {brief(', '.join(self.columns))}. "
             f"Name the right columns: --column {name}=COLUMN,COLUMN,..."
@@ -122,7 +122,8 @@ class Table:
         values = self.columns[names[0]]
         if len(names) > 1 or values.ndim > 1:
             raise DemonstrationError(
-                f"{self.source}: {name} is one number or text in each row; name one column for it"
+                f"{self.source}: {name} must be one number or text in each row; name one column: "
+                f"--column {name}=COLUMN"
             )
         for row, value in enumerate(values.tolist()):
             # Only NaN differs from itself.
@@ -274,7 +275,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if not names:
         return pd.DataFrame()
     with warnings.catch_warnings():
-        # pandas warns of rows longer than the header.
+        # pandas only warns of rows that are longer than the header; here they are an error.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(

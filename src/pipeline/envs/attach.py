@@ -44,7 +44,7 @@ def attach_workers(
     restarts: EnvironmentSettings | None = None,
     num_areas: int = 1,
 ) -> WorkerSet:
-    """Wait for `n_players` players; player k calls on port `base_port` + k and gets `seed` + k.
+    """Wait for `n_players` players; player k uses port `base_port` + k and seed `seed` + k.
 
     If a player fails, its worker waits until a player connects again, because the trainer cannot
     restart a process that a person has started.
@@ -52,7 +52,8 @@ def attach_workers(
     Args:
         n_players: number of players.
         seed: seed of player 0; at its n-th reconnection, `seed` + n * `n_players`.
-        timeout_wait: seconds within which all players must connect, and each must answer later.
+        timeout_wait: seconds within which all players must connect, and later each player must
+            answer.
         base_port: TCP port of player 0; None for the port that the Unity Editor calls.
         side_channels: returns new side channels for one player.
         restarts: settings with the limits of reconnections; None: a lost player's error is raised.
@@ -76,7 +77,6 @@ def attach_workers(
         ]
 
         def connect_again(worker: int, number: int) -> UnityEnvironment:
-            """Wait until a lost player connects; raise UnityException if it does not in time."""
             name = names[worker]
             _log.info("Waiting up to %g s for %s to connect again.", timeout_wait, name)
             try:

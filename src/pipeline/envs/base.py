@@ -93,8 +93,8 @@ class SilenceWatch:
         self.is_on = True
         self.end_wait()
         self.begin_wait()
-        # The trainer waits long for the messages of a slow environment, and gets many messages from
-        # a fast one, so both are measured.
+        # Both the time and the number of messages are measured: a slow environment sends few
+        # messages in a long time, and a fast environment sends many messages in a short time.
         length = max(self._waited_s / FIRST_S, self._n_exchanges / FIRST_EXCHANGES)
         if length < self._next:
             return
@@ -187,7 +187,7 @@ class BaseEnv(ABC):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state; None if it returns one. Valid after a reset."""
         return f"{type(self).__name__} has no state_dict"
 
     def request_state(self) -> None:  # noqa: B027  # by default there is no state
@@ -212,7 +212,7 @@ class BaseEnv(ABC):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether another environment can replay all messages of this environment."""
+        """Whether all messages to this environment since its start are recorded for a replay."""
         return False
 
     def go_on_from(self, failed: Any) -> None:
@@ -255,7 +255,7 @@ class StoredStepsEnv(BaseEnv):
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return a behavior's last steps; raise UnityActionException if it is unknown."""
+        """Return a behavior's last steps; raise UnityActionException for an unknown behavior."""
         self._spec(behavior_name)
         # A known behavior that is not in the last message has no agents now.
         return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])

@@ -37,7 +37,7 @@ def folder_of(environment: str) -> Path:
 def load(folder: Path) -> Build:
     """Return the build in `folder`, or its copy on the cluster node's disk (PIPELINE_SCRATCH).
 
-    The file gets back its permission to be executed, which DVC does not store.
+    The executable gets its permission to run again, because DVC does not store permissions.
 
     Raises:
         StageError: The stage `env` has not made the folder.
@@ -65,10 +65,10 @@ def load(folder: Path) -> Build:
 
 
 def _local_copy(folder: Path) -> Path:
-    """Return the copy of a build below PIPELINE_SCRATCH, copied once for each content.
+    """Return a build's copy below PIPELINE_SCRATCH, or `folder` if this variable is not set.
 
-    Every process of the environment reads the build, which may have gigabytes. Files to resume a
-    stage from stay on the shared disk.
+    A build is copied once for each content. Every process of the environment reads the build, which
+    may have gigabytes.
     """
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:

@@ -1,4 +1,4 @@
-"""An environment with one agent as a Gymnasium environment, for users' own training code."""
+"""Wrappers that make an environment with one agent a Gymnasium environment for users' code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.errors import UnityException
 _log = logging.getLogger(__name__)
 
 MAX_EMPTY_STEPS = 10_000
-"""Messages without agents, one after another, after which the wrapper raises an error."""
+"""Number of consecutive messages without agents after which the wrapper raises an error."""
 
 
 class UnityGymException(UnityException):
@@ -39,12 +39,12 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
     which the last observation was made.
 
     Args:
-        unity_env: an environment; or the path of an executable, or a function from a seed to an
-            environment. With a path or a function, `reset(seed=...)` starts a new environment with
-            that seed; an environment that runs already keeps its seed.
+        unity_env: an environment; or the path of an executable; or a function that takes a seed and
+            returns an environment. With a path or a function, `reset(seed=...)` starts a new
+            environment with that seed; an environment that runs already keeps its seed.
         uint8_visual: give images as uint8 from 0 to 255 instead of float32 from 0 to 1.
-        flatten_branched: one Discrete for all combinations of the branches, the last branch
-            changing fastest.
+        flatten_branched: use one Discrete that numbers all combinations of the branches' choices;
+            the choice of the last branch changes fastest.
         allow_multiple_obs: give a tuple of all images and one vector of all other numbers; else
             the first image, or the vector if there is no image.
         action_space_seed: seed of `action_space.sample`.
@@ -84,8 +84,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             actions = self.spec_of_behavior.action_spec
             self._flat: AnyArray | None = None
             if flatten_branched:
-                # The rows of `_flat` [product of sizes, branches] are all combinations, the last
-                # branch fastest.
+                # The rows of `_flat` [product of sizes, branches] are all combinations of choices;
+                # the choice of the last branch changes fastest.
                 choices = itertools.product(*map(range, actions.discrete_branches))
                 self._flat = np.array(list(choices), dtype=np.int32)
             self.action_space = action_space_of(actions, self._flat)
@@ -133,7 +133,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         self._env.set_actions(self.name, self._action(action))
         self._env.step()
         decision, terminal = self._wait()
-        # After a terminal step there may be a decision of the next episode, which `reset` returns.
+        # A terminal step may come with the first decision of the next episode. This decision is
+        # dropped, because `reset` begins another episode.
         _check_one(len(terminal) or len(decision))
         if len(terminal):
             self._over = True
@@ -198,7 +199,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             _log.warning(
                 "The environment has several observations, but only %s is returned; pass "
                 "allow_multiple_obs=True for all observations.",
-                "the first image" if self._images else "the vectors as one",
+                "the first image" if self._images else "the vector of all numbers",
             )
 
     def _observation_space(self) -> spaces.Space[Any]:

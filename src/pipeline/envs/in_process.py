@@ -43,7 +43,7 @@ class InProcessEnvironment(StoredStepsEnv):
         super().__init__()
         self._simulator = simulator
         self.n_copies: int | None = getattr(simulator, "n_copies", None)
-        """Copies of the environment or areas in the simulator; None if it does not say."""
+        """Number of copies of the environment, or of areas; None if the simulator does not tell."""
         self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ class InProcessEnvironment(StoredStepsEnv):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state; None if it returns one. Valid after a reset."""
         try:
             state = state_of(self._simulator)
             if state is None:
@@ -139,7 +139,7 @@ class InProcessEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Close the simulator; raise UnityEnvironmentException if it is closed already."""
         self._check_loaded()
-        # The flag is set first, so that a second call is refused even if this one raises.
+        # The flag is set first, so that a second call is refused even if this call raises.
         self._loaded = False
         self._simulator.close()
 
@@ -248,7 +248,6 @@ def _is_ours(steps: Any, kind: type[Any]) -> bool:
 
 
 def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
-    """Return the fields that decision and terminal steps have in common, as arrays."""
     n = len(steps.agent_id)
     _check_number(name, "observations", steps.obs, spec.observation_specs)
     obs = [
@@ -279,7 +278,6 @@ def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
 def _array(
     name: str, label: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
 ) -> AnyArray:
-    """Return `values` as an array of `dtype` and `shape`, or raise UnityObservationException."""
     try:
         with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
             array = np.asarray(values, dtype=dtype)

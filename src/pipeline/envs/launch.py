@@ -44,7 +44,7 @@ EDITOR_PORT_TAKEN = (
 
 _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
-# The option's number in linux/prctl.h.
+# Number of the option PR_SET_PDEATHSIG in linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 # Number of lines and bytes of the output that an error message quotes.
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
@@ -64,7 +64,7 @@ def find_executable(file_name: str | Path) -> Path:
     for extension in _EXTENSIONS:
         # The extension is removed wherever it occurs in the name, as in ML-Agents.
         bare = bare.replace(extension, "")
-    # The unchanged name comes last, for a path with a folder that has such an extension.
+    # The unchanged name comes last, because a folder in the path may have such an extension.
     for candidate in [*_candidates(Path(bare)), Path(name)]:
         if candidate.is_file():
             return candidate.absolute()
@@ -146,7 +146,7 @@ class EnvironmentProcess:
 
         Args:
             command: executable and arguments.
-            log: log file of the environment, which error messages quote before its output.
+            log: log file of the environment; error messages quote it before the output.
             peers: checks that clients belong to the environment; gets the id of the new process.
 
         Raises:
@@ -346,7 +346,7 @@ def _last_bytes(file: BinaryIO) -> bytes:
 def listening(
     executable: Path | None, base_port: int | None, worker_id: int, **options: Any
 ) -> AnyServer:
-    """Return a server that listens for `executable`, or with None for the Unity Editor.
+    """Return a server that listens for `executable`, or for the Unity Editor if it is None.
 
     `options` are as for `open_server`.
     """

@@ -79,7 +79,7 @@ def environment_of(name: str) -> EnvironmentParams:
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment `name` of params.yaml in the current folder, or None."""
+    """Return the environment `name` of params.yaml in the current folder; None if it has none."""
     try:
         node = read_yaml(_PARAMS)
     except SettingsError:  # there is no params.yaml, or it has no valid YAML
@@ -153,7 +153,6 @@ def _is_program(text: str) -> bool:
 
 
 def _executable(path: str) -> Path:
-    """Return the executable at a path, or raise an error with a remedy."""
     try:
         program = find_executable(path)
     except UnityEnvironmentException as error:
@@ -177,7 +176,6 @@ def _executable(path: str) -> Path:
 
 
 def _hint(path: str) -> str:
-    """Return a sentence on what to do about a path without an executable."""
     word = Path(path).stem
     if hint := path_hint(path):
         return hint
@@ -187,7 +185,7 @@ def _hint(path: str) -> str:
     if re.search(r"-v\d+$", path):
         return f"For a registered environment of Gymnasium give `gymnasium:{path}`."
     if word == path:
-        return f"No simulator is called so{registry.near(word)}. Give {FORMS}."
+        return f"No simulator has this name{registry.near(word)}. Give {FORMS}."
     if near := files.similar(path).removeprefix("; d"):
         return f"D{near}"
     built = shell_command("pipeline", "env", "build", "NAME", "-o", path)
@@ -195,7 +193,6 @@ def _hint(path: str) -> str:
 
 
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
-    """Return the executable of `name`, built now if there is no current build."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
     # The folder's name has a digest, because different names may have the same label.
     folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""An environment with any number of agents as a PettingZoo environment, parallel or in turns."""
+"""Wrappers that make an environment a PettingZoo environment, parallel or in turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MIN_AGENTS_TO_SWEEP = 256
 
 
 class UnityPettingZooException(UnityException):
-    """The wrapper is used in the wrong order, or with an action that does not exist."""
+    """A call comes too early, no agent asks for a decision, or an agent or action is wrong."""
 
 
 class _StepResult(NamedTuple):
@@ -45,17 +45,18 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     An agent that asks for no decision in a step keeps its observation, and `infos[agent]["asked"]`
     is False: its next action has no effect. Agents that appear later are added to `agents`.
 
-    `possible_agents` are the agents since the last reset. If there are more than 256, agents that
-    sent nothing for 1,000 steps are removed from time to time, and truncated if they had not ended.
+    `possible_agents` are all agents that have appeared since the last reset. If there are more than
+    256, agents that sent nothing for 1,000 steps are removed from time to time, and are truncated
+    if they had not ended.
 
     One observation is an array; several are a dict by the sensors' names. With discrete actions, an
     observation is `{"observation": ..., "action_mask": ...}`, with an int8 mask, 1 = allowed, for
     `action_space(agent).sample`.
 
     Args:
-        env: an environment; or the path of an executable, or a function from a seed to an
-            environment. With a path or a function, `reset(seed=...)` starts a new environment with
-            that seed; an environment that runs already keeps its seed.
+        env: an environment; or the path of an executable; or a function that takes a seed and
+            returns an environment. With a path or a function, `reset(seed=...)` starts a new
+            environment with that seed; an environment that runs already keeps its seed.
         seed: seed of the environment (path or function), and of the action spaces.
     """
 
@@ -354,7 +355,7 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     # the first reset in place of the property.
     @property
     def possible_agents(self) -> list[str]:
-        """Agents since the last reset; see `UnityParallelEnv`."""
+        """Agents that have appeared since the last reset; see `UnityParallelEnv`."""
         return list(self.env.possible_agents)
 
     @property

@@ -2,7 +2,8 @@
 
 The manifests' format has no digests. So the digest of an archive is written to a lock file in the
 manifest's folder when the archive is used for the first time, and later archives must have the same
-digest. Our additional keys `linux_sha256`, `darwin_sha256` and `win_sha256` give it from the start.
+digest. Our additional keys `linux_sha256`, `darwin_sha256` and `win_sha256` give the digests, so
+that the first archive is checked, too.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RemoteRegistryEntry:
         win_url: URL of the archive for Windows.
         additional_args: arguments for the executable, after the user's own arguments.
         sha256: known digests of the archives, by platform.
-        lock: file for the digests of archives at their first use; None for a file in the cache.
+        lock: file that stores each archive's digest at its first use; None: a file in the cache.
 
     Attributes:
         urls: URLs of the archives, by platform (`linux`, `darwin`, `windows`).
@@ -135,7 +136,7 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest of a URL's archive from the lock file, or write it at the first use."""
+        """Return the digest of a URL's archive from the lock file; a first use writes it there."""
         # The first archive from a URL is trusted, and later archives must be equal to it, as ssh
         # does with the key of a host.
         lock = self._lock or lock_of_url("")
@@ -196,7 +197,7 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
             entries = read_manifest(first) if isinstance(first, str) else [first]
             # A later entry replaces an earlier entry with the same name, as in ML-Agents.
             self._entries |= {entry.identifier: entry for entry in entries}
-            # The manifest is removed last, so that an unreadable one fails every time.
+            # The manifest is removed last, so that an unreadable manifest fails every time.
             self._waiting.pop(0)
 
 

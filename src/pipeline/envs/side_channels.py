@@ -244,7 +244,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return the aggregation method `number`; raise UnitySideChannelException for others."""
+    """Return the aggregation method `number`; raise UnitySideChannelException if it is unknown."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
@@ -283,9 +283,10 @@ class StatsSideChannel(SideChannel):
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store a value of the statistic `key`; `number` is its aggregation method in messages.
+        """Store one value of the statistic `key`.
 
-        The errors are those of `on_message_received`.
+        `number` is the protocol's number of the aggregation method. The errors are those of
+        `on_message_received`.
         """
         method = aggregation_of(key, number)
         if key not in self._names:
@@ -367,7 +368,7 @@ class StateChannel(SideChannel):
     changes.
 
     Attributes:
-        refusal: reason why the environment does not give its state; None if it does.
+        refusal: reason why the environment does not give its state; None if it gives it.
         state: the last received state, as `take` returns it; None before the first state.
         has_first: whether `messages` begins with the first message that was sent, so that an
             environment with the same seed can replay the messages without a state.

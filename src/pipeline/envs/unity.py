@@ -108,8 +108,8 @@ class UnityEnvironment(StoredStepsEnv):
             connect: False only starts the process; call `connect` before any other method.
             transport: "sockets" or "grpc", the general gRPC runtime; None means the value of the
                 environment variable PIPELINE_TRANSPORT, or "sockets" if it is not set.
-            server: a server that listens already, and stays open after `close`; without
-                `file_name`.
+            server: a server that listens already, and stays open after `close`; only if
+                `file_name` is None.
 
         Raises:
             UnityWorkerInUseException: The port is taken.
@@ -273,7 +273,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state; None if it returns one. Valid after a reset."""
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
@@ -315,7 +315,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether another environment can replay all messages of this environment."""
+        """Whether all messages to this environment since its start are recorded for a replay."""
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
@@ -397,7 +397,6 @@ class UnityEnvironment(StoredStepsEnv):
         return message
 
     def _quote_output(self, error: Exception) -> None:
-        """Append the last lines of the environment's output to the text of an error."""
         if self._process is not None and isinstance(error, CONVERSATION_ERRORS):
             self._process.wait(_FAST_CLOSE_S)  # a process prints the reason just before it ends
             error.args = (f"{error}{self._process.tail()}",)
@@ -436,7 +435,6 @@ class UnityEnvironment(StoredStepsEnv):
             _log.info("Connected new brain: %s", name)
 
     def _update(self, output: m.ReceivedOutputProto) -> None:
-        """Store new behaviors, decode all agents, and pass messages to side channels."""
         self._add_behaviors(output)
         infos = output.rl_output.agentInfos
         for name in infos:

@@ -111,7 +111,7 @@ class WorkerSet:
     Attributes:
         should_stop: returns whether the run is told to stop; called during long waits.
         groups: groups of workers that can step in turn: while one group computes, the other group
-            gets its actions. Environments in this process are one group.
+            gets its actions. If an environment is in this process, all workers are one group.
         is_split: whether some environments compute between the halves of a step.
     """
 
@@ -132,7 +132,7 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # Only environments of other classes need a watch here; our own classes have their own.
+        # Only environments of other classes need a watch here; our own classes have one already.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):
@@ -189,8 +189,8 @@ class WorkerSet:
             elif worker in workers:
                 silence.count()
         self._asked.clear()
-        # If there are environments in this process, there is one group, and its other environments
-        # are sent their actions here.
+        # If there are environments in this process, there is only one group, and only the
+        # environments in other processes are sent their actions here.
         self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
@@ -280,11 +280,13 @@ class WorkerSet:
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
         """Replace a worker's environment; reset it if `no_replay` says why a replay failed."""
         self.envs[worker] = env
-        # The specifications are read again, because the new environment may announce others.
+        # The specifications are read again, because those of the new environment may differ.
         self._n_known = []
         if no_replay:
             if self.should_stop():  # a saved run must continue exactly, and this one cannot
-                raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
+                raise UnityEnvironmentException(
+                    f"the worker cannot go on where it was: {no_replay}"
+                )
             _log.warning(_RESET_TEXT, worker, no_replay)
             # Without a replay, the new environment has not received the parameters.
             if _is_controlled(env):
@@ -298,9 +300,11 @@ class WorkerSet:
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` returns no states, or None if it does. Valid after a reset."""
+        """Reason why `state_dict` gives no states; None if it gives them. Valid after a reset."""
         for worker, env in enumerate(self.envs):
-            reason = env.state_refusal if isinstance(env, BaseEnv) else "it is of another class"
+            reason = (
+                env.state_refusal if isinstance(env, BaseEnv) else "its environment is no BaseEnv"
+            )
             if reason is not None:
                 return f"worker {worker}: {reason}"
         return None
@@ -446,7 +450,6 @@ def _last_message(env: Any) -> str:
 
 
 def _is_controlled(env: Any) -> bool:
-    """Return whether the environment takes parameters and reports statistics."""
     return hasattr(env, "set_parameter") and hasattr(env, "take_stats")
 
 

@@ -42,7 +42,8 @@ _ANY_NUMBER = 2**31
 
 # Errors of Python and NumPy when a state does not fit the simulator that restores it.
 _MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-# Seconds between attempts to connect, and longest waits for the end and for the first answer.
+# Seconds between attempts to connect, and longest waits for the answers to the end message and to
+# the greeting.
 _RETRY_S, _END_S, _GREETING_S = 0.05, 2.0, 120.0
 _STATUS_OK = records.delimited(1, b"\x08" + records.varint(OK))
 
@@ -54,7 +55,7 @@ def converse(
     connect_timeout_s: float = 30.0,
     compress: bool = False,
 ) -> None:
-    """Run a simulator for the trainer on localhost:`port` until either ends the conversation.
+    """Run a simulator for the trainer on localhost:`port` until one of them ends the conversation.
 
     Args:
         make: returns the simulator for a seed and a number of areas, both sent by the trainer.
@@ -128,7 +129,6 @@ def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels
 
 
 def _send_end(exchange: Exchange) -> None:
-    """Send the status that ends the conversation; the trainer may be gone already."""
     try:
         exchange(STOPPED, _END_S)
     except (ConnectionError, TimeoutError):
@@ -248,7 +248,6 @@ class Session:
         return b"".join([_STATUS_OK, *_nested(2, output)])
 
     def _receive(self, data: bytes) -> None:
-        """Apply the side-channel messages of a command; skip messages of unknown channels."""
         for channel_id, payload in side_channels.unpack(data):
             if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
                 self._set_parameter(side_channels.IncomingMessage(payload))
@@ -258,8 +257,8 @@ class Session:
                 self._requests.append(read(payload))
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
-        # These requests come last, because a later parameter in the same message belongs to the
-        # state.
+        # These requests are answered last, because the state must include parameters that come
+        # later in the same message.
         self._answer(StateMessageType.STATE, StateMessageType.RESTORE, StateMessageType.CANNOT)
 
     def _answer(self, *kinds: StateMessageType) -> None:
@@ -309,7 +308,7 @@ class Session:
         elif kind in (UNIFORM, GAUSSIAN):
             values = [message.read_float32(), message.read_float32()]
         else:
-            _log.warning("Parameter '%s': sampler kind %d is unknown; ignored.", name, kind)
+            _log.warning("Parameter '%s': the sampler type %d is unknown; ignored.", name, kind)
             return
         sampler = Sampler(kind=kind, values=tuple(values), seed=seed)
         self._controls.set_sampler(name, sampler)

@@ -22,7 +22,7 @@ from pipeline.simulators import registry
 from pipeline.wire.channels.state import encode
 
 _log = logging.getLogger(__name__)
-# Number of this option in linux/prctl.h; Python has no constant for it.
+# Number of the option PR_SET_PDEATHSIG in linux/prctl.h; Python has no constant for it.
 _PR_SET_PDEATHSIG = 1
 
 _USAGE = """\
@@ -143,7 +143,9 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
         elif not is_option or name not in _VALUED + _FLAGS:
             near = get_close_matches(name, _VALUED + _FLAGS, n=1)
             meant = f"did you mean --{near[0]}? " if near else ""
-            raise SettingsError(f"'{brief(word)}' is not an option; {meant}--help lists all.")
+            raise SettingsError(
+                f"'{brief(word)}' is not an option; {meant}--help lists all options."
+            )
         elif name in _FLAGS:
             values[name] = "yes"
         elif equals_sign:
@@ -198,7 +200,6 @@ def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
 
 
 def _description(simulator: Simulator) -> str:
-    """Return a text with a paragraph on each behavior's observations and actions."""
     steps = simulator.reset()
     paragraphs = []
     for name, spec in simulator.behavior_specs.items():
@@ -286,7 +287,9 @@ def _set_up_signals() -> None:
             with contextlib.suppress(OSError):
                 # The line is not logged: the signal may have interrupted code that holds the log's
                 # lock.
-                os.write(2, b"the process that started this environment is gone; it ends.\n")
+                os.write(
+                    2, b"the process that started this environment is gone; the environment ends.\n"
+                )
             # `sys.exit` is not used, because a library may catch the exception that it raises.
             os._exit(1)
 

@@ -49,7 +49,7 @@ def unpacked(archive: Path) -> Path:
             source.extractall(temporary)  # this is safe, because `pack` wrote the archive
             temporary.rename(folder)
         except OSError:
-            # Renaming a folder fails if another start has put its own folder there in the meantime.
+            # Renaming a folder fails if another process has put its folder there meanwhile.
             if not folder.exists():
                 raise
         finally:
@@ -60,7 +60,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
+    """Return a descriptor that holds a folder's lock; raise OSError if another process has it."""
     import fcntl  # imported here, because `pack` imports this module on Windows, which has no fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -75,7 +75,7 @@ def _lock(folder: Path) -> int:
 def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove temporary folders of killed processes: folders that no process has locked."""
     for path in parent.glob(f".{digest}*"):
-        with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
+        with contextlib.suppress(OSError):  # another process unpacks into it, or has removed it
             # A folder that is younger than a second is kept, because it may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)

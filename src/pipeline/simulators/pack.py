@@ -43,7 +43,7 @@ from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 
 _BASE = ("numpy", "protobuf")
-# Distributions with many files that are known to be unneeded; others lose their tests only.
+# Distributions with many files that are known to be unneeded; of others only tests are left out.
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 # This package, and distributions that others require but import only to draw pictures.
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
@@ -58,7 +58,7 @@ _SKIPPED_FILES = ("*.a", "*.c", "*.h", "*.pxd", "*.pyc", "*.pyi", "*.pyx", "*_te
 _SKIPPED_PARTS = ("_simulate.*", "_render_filament.*", "_batch.*")
 # Entry points are needed at run time, and licences by law; lists of files are not needed.
 _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COPYING*")
-# Name and version of a distribution, as the names of its files have them (PEP 427).
+# Name and version of a distribution in the path of its metadata (PEP 427).
 _METADATA = re.compile(r"lib/([^/]+?)-([^/-]+)\.dist-info/METADATA")
 # zlib's level. 71 MB of libraries become 27 MB in 1 s (level 1), 24 MB in 2.3 s (6) or 6 s (9).
 _COMPRESSION = 6
@@ -129,7 +129,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
         # A shell reads a script from its start, and Python reads a zip archive from its end
         # (https://docs.python.org/3/library/zipapp.html#the-python-zip-application-archive-format).
         temporary.write_bytes(_script(title, digest) + _archive(content))
-    # Everyone may execute it, whatever the permissions of temporary files are.
+    # Everyone may run the executable, whatever the permissions of temporary files are.
     target.chmod(0o755)
     # The cache has the path of this Python, so that the executable finds it even if it is not on
     # PATH. The executable itself has no path of this machine.
@@ -146,13 +146,13 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
 
 
 def inputs_of(needs: Needs) -> dict[str, Any]:
-    """Return everything except the options that determines the bytes of an executable.
+    """Return everything, except the options, that determines the bytes of an executable.
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
     # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    # There is one digest for each module's file or package's folder, and not for each of its files.
+    # There is one digest for each module's file or package's folder, not one for each file in it.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
@@ -168,7 +168,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
 
 def packages_in(executable: Path) -> dict[str, str]:
-    """Return the versions of the packages in an executable, by name, without `_BASE`.
+    """Return the versions of the packages in an executable, by name, except NumPy and protobuf.
 
     Empty for executables of other programs, such as builds of Unity.
     """
@@ -298,8 +298,8 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Number of random steps. Most episodes end within them, so that modules are also found which an
-# environment imports at a reset.
+# Number of random steps. Most episodes end within them, so that modules that an environment imports
+# at a reset are found, too.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -313,7 +313,7 @@ class Needs:
     distributions: tuple[str, ...]
     """Names of installed distributions."""
     files: Mapping[str, Path]
-    """Files of modules without a distribution, by their path in the folder of libraries."""
+    """Further files to pack, by their path in the folder of libraries."""
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
@@ -335,7 +335,8 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     spec = importlib.util.find_spec(entry.package)
     if spec is None or not spec.submodule_search_locations:
         raise StageError(
-            f"{entry.package}: a simulator of another distribution must be in a package."
+            f"{entry.package}: is not a package, so it cannot be packed; move the simulator into a "
+            "folder with __init__.py."
         )
     # The files are listed from the folder, because an editable installation has no list of them.
     files = _files_in(Path(spec.submodule_search_locations[0]))
@@ -411,9 +412,10 @@ def _last_line(output: str) -> str:
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:
-    """Return the distributions of imported modules, and files of modules without a distribution.
+    """Return the distributions and the files of imported modules.
 
-    `imported` has the file of each module by its name; it is empty for modules without a file.
+    A module without a distribution has all files of its package. `imported` has the file of each
+    module by its name, and an empty text for modules without a file.
     """
     owners = importlib.metadata.packages_distributions()
     contents: dict[str, set[str]] = {}
@@ -512,7 +514,6 @@ def trace(target: str, described: str) -> int:
 
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
-    """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
     # Two copies show whether a function returns the same object twice, which is refused.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
@@ -532,7 +533,6 @@ def _run_randomly(name: str, options: dict[str, Any]) -> None:
 
 
 def _refuse_other_shapes(env_id: str, behavior: str, sent: Steps, spec: BehaviorSpec) -> None:
-    """Raise SettingsError if an observation's shape is not the announced shape."""
     announced = [tuple(obs.shape) for obs in spec.observation_specs]
     for steps in sent:
         shapes = [tuple(values.shape[1:]) for values in steps.obs]

@@ -31,7 +31,7 @@ class Entry:
     distributions: tuple[str, ...] = ()
     """Installed distributions that the simulator needs, in addition to those of all executables."""
     copies: int | None = None
-    """Default number of copies of the environment per process; None for all but bridges."""
+    """Default number of copies of the environment per process; None if this is no bridge."""
     counted: str = "agents"
     """Word for what `n_agents` counts, in the usage text of an executable."""
     package: str | None = None
@@ -54,7 +54,7 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the simulator's class, or another attribute of its module."""
-        # The import is late, so that listing all simulators imports none of them.
+        # The module is imported only here, so that listing all simulators imports none of them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 
@@ -112,7 +112,7 @@ _BRIDGES = {
 NAMES = tuple(SIMULATORS.ours)
 """Names of the built-in simulators."""
 BRIDGES = tuple(_BRIDGES)
-"""Names of the simulators that run third-party environments, chosen by the option `id`."""
+"""Names of the simulators that run third-party environments; `id` chooses the environment."""
 
 
 def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
@@ -204,8 +204,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 def expert(name: str, behavior: str | None = None) -> Expert:
     """Return the scripted policy of a simulator, with an empty memory.
 
-    It gets the same observations as an agent. Experts record demonstrations, show a return that can
-    be reached, and serve as opponents.
+    The policy gets the same observations as an agent. Experts record demonstrations, show a return
+    that can be reached, and serve as opponents.
 
     Args:
         name: one of `NAMES`.
@@ -228,5 +228,5 @@ def expert(name: str, behavior: str | None = None) -> Expert:
                 f"expert are {', '.join(expert)}."
             )
         expert = expert[name_only]
-    # An expert with a memory is a class: each call of this function returns a new memory.
+    # An expert with a memory is a class, so that each call returns a new expert with no memory yet.
     return cast("Expert", expert() if inspect.isclass(expert) else expert)

@@ -193,7 +193,7 @@ OLD = m.BrainParametersProto(
     [
         (header(api_version=7, number_steps=1), "unsupported version (7)"),
         (header(api_version=1, number_steps=1), "No BrainParameters found in demonstration file"),
-        (header(api_version=1) + b"\x03\x3a\x01b", "holds no steps"),
+        (header(api_version=1) + b"\x03\x3a\x01b", "has no steps"),
         (b"not a demonstration at all", "this is not a demonstration"),
         (b"", "is empty"),
     ],

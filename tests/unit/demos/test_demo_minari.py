@@ -230,7 +230,9 @@ def test_invalid_datasets_are_refused(tmp_path):
     for use in (read_dataset, lambda name: write_dataset(demo, name)):
         with pytest.raises(DemonstrationError, match=r"minari:nothing: is not an id of a dataset"):
             use("nothing")
-    with pytest.raises(DemonstrationError, match=r"minari:cart-v0: exists; raise the version"):
+    with pytest.raises(
+        DemonstrationError, match=r"minari:cart-v0: exists already; raise the version"
+    ):
         write_dataset(demo, "cart-v0")
     with pytest.raises(DemonstrationError, match=r"Pendulum-v1: observes \[\(3,\)\] and takes"):
         write_dataset(demo, "cart-v1", "gymnasium:Pendulum-v1")

@@ -139,7 +139,8 @@ def test_table_with_columns_named_by_the_user_is_imported_as_the_expected_demons
     assert steps == [
         f"read          {tmp_path}/play.csv: 4 rows, 2 episodes",
         "observation 0 state (2,): columns x, y, 0 to 4",
-        "actions       discrete, column key: 0 to 2, branches of 3 choices; 0 rows without",
+        "actions       discrete, column key: 0 to 2, branches of 3 choices; "
+        "0 rows without an action",
         "rewards       column points: finite; returns 1.5 to 4, mean 2.75",
         "ended by      2 terminated",
         "last obs      0 in the table, 2 repeated",
@@ -222,7 +223,7 @@ HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
         ("0,2.5,1,0,1", "divide by the largest: --action-scale 2.5"),
         (
             "0,,1,0,1",
-            "line 2, column continuous: the action is missing (nan), but the row has others",
+            "line 2, column continuous: an action is missing (nan), but the row has other actions",
         ),
         ("0,1,,0,1", "line 2, column discrete: the action is missing (nan)"),
         ("0,,,0,1", "no row has an action to learn from"),
@@ -242,7 +243,10 @@ def test_impossible_episodes_and_actions_are_refused(tmp_path, text, told):
         ({"columns": {}}, "there is no column obs0 or obs0.0, which holds observation 0 state"),
         ({"columns": {**OWN, "obs0": ["x"]}}, "obs0 has 2 numbers, but x has 1"),
         ({"columns": {**OWN, "terminated": ["over", "x"]}}, "terminated has 1 numbers, but"),
-        ({"columns": {**OWN, "episode": ["x", "y"]}}, "episode is one number or text in each row"),
+        (
+            {"columns": {**OWN, "episode": ["x", "y"]}},
+            "episode must be one number or text in each row",
+        ),
         ({"columns": {**OWN, "rewards": ["x"]}}, "has no field 'rewards'; did you mean 'reward'?"),
         (
             {"columns": {key: OWN[key] for key in ("obs0", "discrete")}},

@@ -123,7 +123,7 @@ def assert_equal_rows(rows, other):
         np.testing.assert_array_equal(left, right)
 
 
-def test_merged_file_has_the_rows_of_all_files(tmp_path):
+def test_merged_demonstration_has_the_rows_of_all_merged_files(tmp_path):
     folder = tmp_path / "all"
     folder.mkdir()
     write(

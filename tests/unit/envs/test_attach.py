@@ -102,7 +102,7 @@ def attached(ports: int, **options):
 
 
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_players_may_connect_in_any_order_and_get_seeds_by_port(
+def test_players_may_connect_in_any_order_and_get_seeds_in_the_order_of_their_ports(
     transport, ports, play, monkeypatch, caplog
 ):
     monkeypatch.setenv(TRANSPORT_VARIABLE, transport)

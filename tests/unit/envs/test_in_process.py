@@ -75,7 +75,7 @@ def test_in_process_environment_has_the_semantics_of_unity_environment():
         env.reset()
 
 
-def test_worker_without_a_behavior_has_steps_without_agents():
+def test_steps_of_a_behavior_have_no_agents_for_a_worker_that_lacks_the_behavior():
     first, second = InProcessEnvironment(Counter()), InProcessEnvironment(Counter())
     second.reset()
     second.step()

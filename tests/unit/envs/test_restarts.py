@@ -281,7 +281,7 @@ def test_worker_killed_right_after_a_resume_continues_exactly_by_replay_of_its_m
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_message_recording_above_its_size_limit_is_dropped_until_the_next_state(
+def test_recorded_messages_above_the_size_limit_are_dropped_until_the_next_state(
     monkeypatch,
 ):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)

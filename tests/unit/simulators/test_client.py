@@ -268,7 +268,7 @@ def test_failing_simulator_sends_the_end_of_the_conversation(trainer, converse):
     assert isinstance(conversation.exception(30), ZeroDivisionError)
 
 
-def test_simulator_reports_a_port_where_nothing_answers_or_another_program_than_a_trainer(
+def test_simulator_reports_that_the_program_on_the_port_does_not_answer_or_is_no_trainer(
     monkeypatch,
 ):
     monkeypatch.setattr(client, "_GREETING_S", 0.2)

@@ -24,8 +24,8 @@ def test_executable_accepts_arguments_with_one_or_two_dashes(dash):
             "'--num-agent' is not an option; did you mean --num-agents? --help",
         ),
         ("-nographic", "'-nographic' is not an option; did you mean --nographics?"),
-        ("--num-agents 8 9", "'9' is not an option; --help lists all"),
-        ("--level 7", "'--level' is not an option; --help lists all"),
+        ("--num-agents 8 9", "'9' is not an option; --help lists all options"),
+        ("--level 7", "'--level' is not an option; --help lists all options"),
     ],
 )
 def test_executable_refuses_a_misspelled_argument_in_one_line(words, said, capsys):

@@ -197,7 +197,9 @@ def test_first_starts_of_an_executable_by_several_processes_at_once_all_succeed(
     assert len(list((cache / "executables").iterdir())) == 1
 
 
-def test_only_files_of_a_killed_start_are_removed_from_the_cache(executable, launch, tmp_path):
+def test_only_files_of_killed_processes_are_removed_from_the_cache_of_executables(
+    executable, launch, tmp_path
+):
     digest = zipfile.ZipFile(executable).read("DIGEST").decode()
     folder = tmp_path / "cache/executables"
     killed, living = (folder / f".{digest}.{name}" for name in ("killed", "living"))

@@ -58,7 +58,7 @@ class Player:
 
 
 @pytest.mark.parametrize("name", ["balance_ball", "couriers", "tag"])
-def test_built_in_simulator_continues_from_its_state(name):
+def test_built_in_simulator_continues_exactly_from_a_restored_state(name):
     player, resumed = Player(name), Player(name)
     rng = np.random.default_rng(0)
     assert answers(player.say(command(RESET, frame(StateMessageType.CAN)))) == [

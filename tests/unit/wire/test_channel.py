@@ -64,7 +64,7 @@ def call(sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("told", "sent"), ERRORS.items(), ids=ERRORS)
-def test_call_without_an_answer_raises_an_error_that_quotes_the_bytes_from_the_server(told, sent):
+def test_call_without_an_answer_raises_an_error_that_says_what_the_server_did(told, sent):
     with pytest.raises(ConnectionError, match=f"the trainer {told.partition(':')[0]}"):
         call(sent)
 

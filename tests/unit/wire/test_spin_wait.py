@@ -69,7 +69,7 @@ def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
     return looked
 
 
-def test_unsuccessful_polling_skips_polling_in_the_next_waits_but_in_at_most_1024():
+def test_after_unsuccessful_polling_at_most_1024_of_the_next_waits_do_not_poll():
     wait, other = SpinWait(1e-5), Other()
     looked = looks(wait, other, 5000)
     # It polls, skips 1 wait, polls, skips 2 waits, polls, skips 4 waits, and so on.

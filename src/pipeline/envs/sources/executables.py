@@ -62,7 +62,7 @@ def executable_in(
 
 
 def path_hint(text: str) -> str | None:
-    """Return a hint how to correct a path; None if no similar path exists."""
+    """Return a sentence on how to correct a path; None if no similar path exists."""
     words = text.split(" ")
     # The longest beginning of the text that is a path is taken; the rest may be arguments.
     for n in range(len(words), 0, -1):
@@ -78,7 +78,7 @@ def path_hint(text: str) -> str | None:
                 f"There is {shell_command(executables[0])}; write its arguments as in `{option}`."
             )
         if executables:
-            return f"There is {shell_command(executables[0])}; write it so."
+            return f"There is {shell_command(executables[0])}; give this path."
     if "\\" in text and os.name != "nt":
         return "This is a path of Windows; give the path of the executable on this system."
     return None
@@ -131,8 +131,8 @@ def _named(path: Path, folder: Path, label: str) -> Path:
     if not path.is_file():
         listed = ", ".join(sorted(p.relative_to(folder).as_posix() for p in _with_suffix(folder)))
         raise FetchError(
-            f"{label}: has no file {path.relative_to(folder).as_posix()!r}; its executables are "
-            f"{listed or 'none by their suffix'}"
+            f"{label}: has no file {path.relative_to(folder).as_posix()!r}; the files with an "
+            f"executable's suffix are {listed or 'none'}"
         )
     return path
 
@@ -195,5 +195,5 @@ def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
         )
     return (
         f"{label}: expected one executable, found {listed}. Move each build into its own folder; "
-        "for an archive, name the right one with 'executable'."
+        "for an archive, name the right one with the setting 'executable'."
     )

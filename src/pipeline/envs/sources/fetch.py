@@ -149,7 +149,8 @@ def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = Non
         ) from error
     except ValueError as error:  # the archive has another digest
         raise FetchError(
-            f"{public(url)}: {error} Nothing was unpacked. Correct sha256 only if you know why."
+            f"{public(url)}: {error} Nothing was unpacked. Correct sha256 only if you know why the "
+            "archive has changed."
         ) from error
     return Path(file)
 
@@ -193,7 +194,7 @@ def locked(name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _archive_lock(url: str) -> Iterator[None]:
-    """Hold the lock of a URL's download; first remove downloads that are a week old."""
+    """Hold the lock of a URL's download, and remove downloads that are more than a week old."""
     with locked(f"url-{_name(url)}", public(url)):
         for path in _downloads().glob("*"):
             with contextlib.suppress(OSError):
@@ -230,7 +231,6 @@ def _copy(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
 
 
 def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
-    """Write the content of a URL to a file; try again if the connection breaks."""
     import requests
 
     _log.info("Downloading %s", public(url))
@@ -275,7 +275,6 @@ def _check_size(size: int, max_bytes: int, url: str) -> None:
 
 
 def _write_content(url: str, file: str, max_bytes: int) -> None:
-    """Write the content of a URL to a file, and show the progress in a terminal."""
     import requests
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -286,7 +285,7 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-    headers = {"Accept-Encoding": "identity"}  # the digest is the file's, not a compressed form's
+    headers = {"Accept-Encoding": "identity"}  # the file's digest needs uncompressed bytes
     with (
         requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response,
         Path(file).open("wb") as output,
@@ -310,7 +309,7 @@ _MAX_LINK_BYTES = 4096
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
 # Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
-# data filter refuses. 0: archives of other systems than Unix have no type.
+# data filter refuses. Archives that were made on other systems than Unix have the type 0.
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
@@ -381,7 +380,6 @@ class _Unpacking:
         self._n_bytes = 0
 
     def tar(self, file: IO[bytes], start: bytes) -> None:
-        """Write the entries of a tar archive, compressed or not."""
         try:
             # With `errorlevel=2`, every entry that cannot be written is an error.
             archive = tarfile.open(fileobj=file, errorlevel=2)  # noqa: SIM115  # closed below
@@ -407,7 +405,6 @@ class _Unpacking:
                 pass
 
     def zip(self, file: IO[bytes], _start: bytes) -> None:
-        """Write the entries of a zip archive."""
         links = []
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
@@ -442,7 +439,9 @@ class _Unpacking:
                     # Each link is checked again, because a later link may have changed its target.
                     real = os.path.realpath(path)
                     if os.path.commonpath([inside, real]) != inside:
-                        raise self.error(f"the link {self.entry!r} leads out of its folder")
+                        raise self.error(
+                            f"the link {self.entry!r} leads out of the archive's folder"
+                        )
                 elif path.is_file():
                     with path.open("r+b") as file:
                         start = file.read(4)
@@ -454,7 +453,6 @@ class _Unpacking:
             files.sync_folder(Path(parent))
 
     def error(self, text: str) -> FetchError:
-        """Return a FetchError with the archive's label before `text`."""
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:
@@ -467,7 +465,7 @@ class _Unpacking:
         if self._n_bytes > self._max_bytes:
             raise self.error(
                 f"unpacks to more than {self._max_bytes / 1e6:g} MB (max_unpacked_gb), noticed in "
-                f"{entry.name!r}; raise it if right"
+                f"{entry.name!r}; raise the limit if the archive is right"
             )
 
     def _checked(self, entry: tarfile.TarInfo, _folder: object = None) -> tarfile.TarInfo:

@@ -187,7 +187,6 @@ def _run(source: UnitySource, command: list[str], log: Path) -> None:
 
 
 def _failure(source: UnitySource, code: int | None, log: Path) -> str:
-    """Return the error message for a build that failed, in one line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     start = f"{source.project}: the Unity Editor "
     if code is None:
@@ -208,8 +207,11 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
             return f"{start}{remedy}. Its log says: {line}"
     lines = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
     errors = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
-    line = next(filter(None, errors), "") or f"no error, and last {(lines or ['nothing'])[-1]!r}"
-    return f"{start}failed with exit code {code}. Its log says: {line}. All of it: {log}"
+    line = (
+        next(filter(None, errors), "")
+        or f"no error; its last line is {(lines or ['nothing'])[-1]!r}"
+    )
+    return f"{start}failed with exit code {code}. Its log says: {line}. The whole log: {log}"
 
 
 def _first(lines: list[str], pattern: re.Pattern[str]) -> str:

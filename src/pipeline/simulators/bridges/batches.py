@@ -91,7 +91,7 @@ def _broken_rule(names: tuple[str, ...], result: Any, error: Exception) -> tuple
 
 
 def _required_form(value: Any, name: str) -> str | None:
-    """Return a text with the form that the value `name` must have; None if it has this form."""
+    """Return the form that the value `name` must have, as text; None if `value` has this form."""
     if name in _BY_AGENT:
         one = name.removesuffix("s")
         if not isinstance(value, Mapping):
@@ -122,7 +122,7 @@ _OBSERVATION = ("observation", "observations", "obs")
 
 
 class Bridge:
-    """A simulator of several copies of one environment, with `per_copy` agents each."""
+    """Base class of simulators that run copies of an environment, each with `per_copy` agents."""
 
     def __init__(self, envs: Sequence[Any], where: str, per_copy: int = 1) -> None:
         self.parameters = Parameters()
@@ -150,7 +150,7 @@ class Bridge:
 
 
 class Codec:
-    """Converts an environment's observations for a behavior, and the behavior's actions back.
+    """Converts an environment's observations to a behavior's, and a behavior's actions back.
 
     The arguments are those of `Observations` and `Actions`.
 
@@ -194,10 +194,10 @@ class Codec:
 
 
 def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return an observation space without its action mask, and keys to the remaining value.
+    """Return an observation space without its action mask, and the keys that lead to its value.
 
-    If only one part such as `observation` remains, the returned space is the space of this part,
-    and the keys are the part's key; otherwise the space is a Dict, and there are no keys.
+    If only one part such as `observation` remains, the space of this part and the part's key are
+    returned; otherwise a Dict of the remaining parts, and no keys.
     """
     rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
     if len(rest) == 1 and rest[0][0] in _OBSERVATION:
@@ -240,7 +240,7 @@ def _n_entries(space: Any) -> int:
 
 
 class StepRows:
-    """Arrays with a row for each of at most `size` agents of a behavior, to collect their steps."""
+    """Collects observations, rewards and ids of at most `size` agents of a behavior, row by row."""
 
     def __init__(self, observations: Observations, size: int) -> None:
         self._observations = observations
@@ -314,7 +314,7 @@ _FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (
 
 
 def picture(env: Any, where: str) -> AnyArray:
-    """Return the picture of an environment's render mode `rgb_array`: uint8 [height, width, 3].
+    """Return a rendered picture of an environment, uint8 [height, width, 3].
 
     MuJoCo renders without a GPU if EGL or OSMesa is installed; else `side_view` draws the bodies.
 
@@ -399,7 +399,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     elif kind == _BOX:
         corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
         for face in _FACES:
-            # Corners are sorted around the face, because in the order of numbers edges would cross.
+            # Corners are sorted around the face, because edges would cross in their numeric order.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
     # All other kinds, such as meshes, are drawn as their bounding sphere.
     else:

@@ -133,13 +133,17 @@ class GymnasiumSimulator(Bridge):
 
 
 def envs_of(vector: Any) -> list[Any]:
-    """Return new copies of a Gymnasium vector environment's environments, and close the vector.
+    """Close a Gymnasium vector environment; make its single environments again and return them.
 
     Raises:
-        SettingsError: The vector environment is wrapped, or does not say how to make one.
+        SettingsError: The vector environment is wrapped, or does not tell how to make its
+            single environments.
     """
     if vector is not vector.unwrapped or not (hasattr(vector, "env_fns") or vector.spec):
-        raise SettingsError(f"{type(vector).__name__}: pass a function that makes one copy instead")
+        raise SettingsError(
+            f"{type(vector).__name__}: its single environments cannot be made again; pass a "
+            "function that makes one environment instead"
+        )
     vector.close()
     if hasattr(vector, "env_fns"):
         return [make() for make in vector.env_fns]

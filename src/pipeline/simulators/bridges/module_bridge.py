@@ -28,12 +28,12 @@ def simulator(
     groups: str = "none",
     render_mode: str | None = None,
 ) -> Simulator:
-    """Return the simulator, or a simulator of the environments, that a user's function returns.
+    """Return a user's simulator, or a simulator that runs copies of a user's environment.
 
-    `id` is the function, or its name as `module:function`. `kwargs` are further keywords of the
-    function, which also gets `render_mode` if it has a parameter of this name. `n_agents` is the
-    number of agents of a simulator, or of copies of an environment. All other arguments are as in
-    `PettingZooSimulator`.
+    `id` is the function that makes it, or the function's name as `module:function`. `kwargs` are
+    further keywords of the function, which also gets `render_mode` if it has a parameter of this
+    name. `n_agents` is the number of agents of a simulator, or of copies of an environment. All
+    other arguments are as in `PettingZooSimulator`.
 
     Raises:
         SettingsError: There is no such function, it fails, or its result is neither a simulator nor
@@ -80,7 +80,9 @@ def around(
     groups: str = "none",
     **spaces: Any,
 ) -> Simulator:
-    """Return a simulator with the copies `envs`, environments of Gymnasium or of PettingZoo.
+    """Return a simulator that runs `envs`, all of Gymnasium or all of PettingZoo.
+
+    `envs` may also be a list with one vector environment of Gymnasium.
 
     Raises:
         OtherObjectError: The objects are environments of neither library.

@@ -16,10 +16,10 @@ from pipeline import plugins
 from pipeline.errors import SettingsError
 
 APIS = ("auto", "parallel", "aec")
-"""Which of PettingZoo's two interfaces to use; auto: parallel if the environment has it."""
-# Classes of errors for a missing package, by name, because their libraries may not be installed.
+"""Values of the option `api`: a PettingZoo interface, or auto: parallel if there is one."""
+# Names of the error classes for a missing package; the classes may not be installed themselves.
 _MISSING = ("DependencyNotInstalled", "FailedToImport")
-# Packages with a module for each environment; PettingZoo before 1.27 has no registry of them.
+# Packages with a module for each environment; PettingZoo before 1.27 has no registry.
 _FAMILIES = (
     *("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl"),
     "mpe2",
@@ -121,7 +121,7 @@ def full_name(env_id: str) -> str:
 
 
 def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
-    """Return a function that makes the PettingZoo environment, and its interface's name.
+    """Return a function that makes a PettingZoo environment, and its interface, parallel or aec.
 
     Raises:
         SettingsError: The environment is unknown, or has no such interface, or cannot be imported.
@@ -130,8 +130,8 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     if api not in APIS:
         raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
     name = full_name(env_id)
-    # An environment that is not registered (none is before PettingZoo 1.27) is a module with
-    # functions that make it.
+    # An environment that is not registered is a module with functions that make the environment.
+    # Before PettingZoo 1.27 no environment is registered.
     makers = _makers(name.rpartition(":")[2])
     if not makers:
         module = _import(name, env_id)
@@ -145,7 +145,7 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
             return makers[kind], kind
     raise SettingsError(
         f"{env_id}: it has {' and '.join(makers) or 'neither env nor parallel_env'}, but api is "
-        f"{api}; choose another."
+        f"{api}; choose another api or environment."
     )
 
 
@@ -158,7 +158,7 @@ def keywords(
         SettingsError: The user's keywords have a render mode.
     """
     if "render_mode" in kwargs:
-        raise SettingsError(f"{env_id}: render_mode cannot be set; an executable draws nothing.")
+        raise SettingsError(f"{env_id}: render_mode cannot be set; remove it from kwargs.")
     return {**kwargs} if render_mode is None else {**kwargs, "render_mode": render_mode}
 
 
@@ -214,7 +214,9 @@ def unfit(env_id: str, error: Exception) -> SettingsError:
 
 def _import(module: str, env_id: str) -> Any:
     if not _exists(module):
-        raise SettingsError(f"{env_id}: there is no module '{module}'; install it, or correct it.")
+        raise SettingsError(
+            f"{env_id}: there is no module '{module}'; install it, or correct the name."
+        )
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -55,7 +55,7 @@ class Copy:
         """Agents that have ended in this episode."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None if the environment cannot give it."""
+        """Return all that later steps depend on; None if the environment cannot give its state."""
         env = copy_state(self.env)
         if env is None:
             return None
@@ -143,7 +143,7 @@ class ParallelCopy(Copy):
         self._pending: dict[str, tuple[float, float]] = {}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None if the environment cannot give it."""
+        """Return all that later steps depend on; None if the environment cannot give its state."""
         state = super().state_dict()
         pending = {agent: list(rewards) for agent, rewards in self._pending.items()}
         return None if state is None else {**state, "pending": pending}
@@ -168,11 +168,12 @@ class ParallelCopy(Copy):
         """Apply the living agents' actions; begin a new episode if no agent is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
-        # The call is outside of `try`, because an environment's own errors must not be taken for
-        # misuse.
+        # The call is outside of `try`, because an environment's own errors must not be reported as
+        # broken rules of PettingZoo.
         result = env.step(named)
         try:
-            # Agents that are not observed now get their rewards with their next observation.
+            # Agents without an observation in this step get their rewards with their next
+            # observation.
             self._pending = yield from self._events(*result)
         except MISUSE as error:
             refuse_returned(env, "step", result, error, where=self._where)
@@ -222,7 +223,7 @@ class ParallelCopy(Copy):
 
 
 class TurnCopy(Copy):
-    """An `AECEnv`: agents act one after another, and only the agent in turn asks for a decision.
+    """An `AECEnv`: agents act in turn, and only the current agent asks for a decision.
 
     An agent's reward in a step is the sum of its rewards since its own last action.
     """
@@ -233,7 +234,7 @@ class TurnCopy(Copy):
         yield from self._advance()
 
     def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
-        """Apply the action of the agent in turn, and advance to the next living agent's turn."""
+        """Apply the current agent's action, and advance to the next living agent."""
         ((_, action),) = actions.items()
         self.env.step(action)
         yield from self._advance()
@@ -353,7 +354,7 @@ class PettingZooSimulator(Bridge):
             make(env, rng=stream(seed, "pettingzoo", k), where=id, parameters=self.parameters)
             for k, env in enumerate(envs)
         ]
-        self._asking_ids: dict[str, list[int]] = {}  # ids of the last decision steps
+        self._asking_ids: dict[str, list[int]] = {}  # agent ids of the last decision steps
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -407,7 +408,6 @@ class PettingZooSimulator(Bridge):
         }
 
     def _collected(self, events: Sequence[Iterator[Event]]) -> dict[str, Steps]:
-        """Return the events of all copies as the steps of each behavior."""
         batches = {
             name: Batch(codec, len(self._copies) * self._behaviors.count(name))
             for name, codec in self._codecs.items()
@@ -453,7 +453,6 @@ def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _check_groups(env_id: str, groups: str, kind: str) -> None:
-    """Raise SettingsError for unknown `groups`, and for groups of agents that act in turns."""
     if groups not in GROUPS:
         raise SettingsError(f"{env_id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
     if groups != "none" and kind != "parallel":

@@ -35,7 +35,7 @@ Path = tuple[str | int, ...]
 _log = logging.getLogger(__name__)
 
 VISUAL = ("auto", "always", "never")
-"""Which Boxes become visual observations; auto: images with sides of 20 pixels or more."""
+"""Values of the option `visual`; auto: images with sides of 20 pixels or more stay images."""
 LEAST_SIDE = 20
 """Smallest number of pixels along each side of an image for the default encoder."""
 _TOO_SMALL = (
@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
 class Observations:
     """Converts observations of one space to rows of arrays.
 
-    `root` has the keys under which the environment's observation has the space's value.
+    `root` has the keys of the space's value in the environment's observation.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.
@@ -310,8 +310,8 @@ def _refuse(
 class Actions:
     """Converts actions of a behavior to actions of one space.
 
-    In a dimension of a Box without finite bounds, an action of 1 becomes `scale`; with a `scale` of
-    None such a dimension is refused.
+    In a dimension of a Box without finite bounds, an action of 1 becomes `scale`; if `scale` is
+    None, such a dimension is refused.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.
@@ -320,7 +320,8 @@ class Actions:
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
         self._where, self._space = where, space
         self._scale = scale
-        self._boxes = np.zeros((4, 0))  # value at -1, width, minimum and maximum of each number
+        # For each number: its value for an action of -1, its width, its minimum and its maximum.
+        self._boxes = np.zeros((4, 0))
         self._branches: list[int] = []
         self._starts: list[int] = []  # value of choice 0 of each branch
         self._build = self._builder(space, ())
@@ -339,8 +340,8 @@ class Actions:
         Continuous actions are clipped to -1..1, and then scaled to the space's bounds.
         """
         if self._discrete is not None:
-            # The actions are NumPy's integers, as from `Discrete.sample`: environments may call
-            # their methods.
+            # The actions are NumPy's integers, as `Discrete.sample` returns, because environments
+            # may call methods of NumPy's integers.
             start, dtype = self._discrete
             return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
         # The numbers are float64, because bounds may be float64 and rounding must not exceed them.
@@ -400,7 +401,6 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        """Return a function that converts continuous and discrete actions to a space's action."""
         if isinstance(space, spaces.Dict):
             named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
             return lambda c, d: {key: build(c, d) for key, build in named.items()}
@@ -412,7 +412,7 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
-            # The action gets the integer type that `Discrete.sample` returns, too.
+            # The action has the same integer type as a result of `Discrete.sample`.
             start, number = int(space.start), np.dtype(space.dtype).type
             self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)

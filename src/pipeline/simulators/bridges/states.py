@@ -66,7 +66,6 @@ def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """Yield the environment, and each environment that it wraps."""
     yield env
     # `hasattr` would also find attributes that a wrapper forwards to the inner environment.
     while "env" in vars(env):
@@ -93,7 +92,10 @@ def _stream(layer: Any) -> dict[str, Any]:
 
 
 def _physics(layer: Any) -> dict[str, Any]:
-    """Return MuJoCo's state and its derived arrays, which a reward may read before a step."""
+    """Return MuJoCo's state and the arrays that MuJoCo derives from it.
+
+    A reward may read the derived arrays before the next step computes them again.
+    """
     if not hasattr(layer, "data") or not type(layer).__module__.startswith("gymnasium.envs.mujoco"):
         return {}
     import mujoco

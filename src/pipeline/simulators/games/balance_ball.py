@@ -1,9 +1,8 @@
 """A ball on a tilting platform, simulated by MuJoCo and shaped like Unity's 3DBall.
 
-Coordinates are Unity's numbers: y is up, and a rotation is composed as Unity's `Transform.Rotate`
-does. Unity's frame is left-handed and MuJoCo's right-handed, but the quaternion and cross-product
-formulas are the same numbers in both frames, and the task equals its mirror image. So nothing is
-converted.
+Coordinates are as in Unity: y is up, and rotations are composed as by Unity's `Transform.Rotate`.
+Unity's frame is left-handed and MuJoCo's right-handed, but the formulas of quaternions and cross
+products are the same in both frames, and the task equals its mirror image. So nothing is converted.
 
 Every platform has its own model, because mass, scale and gravity may differ; one native call per
 decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: it is moved directly
@@ -46,7 +45,7 @@ _SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[...,
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
 # Ranges of an episode's first tilts about x and z, in degrees, and of the ball's first x and z.
 _FROM, _TO = np.array([(-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)])
-# MuJoCo's first time, position and velocity: the ball is above the middle, and at rest.
+# MuJoCo's initial time, position and velocity: the ball is above the middle, and at rest.
 _FIRST = np.zeros(_QVEL.stop)
 _FIRST[_QPOS] = (0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
@@ -84,7 +83,7 @@ class BalanceBall(SoloAreas):
         # The rollout has no threads, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
-        # `_keep` does not make these arrays, because the first axis of its arrays is the area.
+        # `_keep` does not make `_platform`, because the first axis of its arrays is the area.
         # `state_dict` adds `_platform` to the state.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
@@ -147,7 +146,7 @@ class BalanceBall(SoloAreas):
         read = self.parameters.read
         for row in rows.tolist():
             shape = (read("mass", 1.0), read("scale", 1.0))
-            # Making a model takes time, so it is replaced only if mass or scale have changed.
+            # Making a model takes time, so a model is replaced only if mass or scale have changed.
             if shape != self._shape[row]:
                 self._models[row] = copy.copy(_model(*shape))
                 self._shape[row] = shape

@@ -33,7 +33,7 @@ RAY_DEGREES = rays.spread(4, 80.0)
 RAY_LENGTH = 12.0
 
 _N_FOOD = N_GOOD + N_BAD
-# Places that each episode has for food that appears again; they are used in turn.
+# Number of places that each episode draws for food that appears again, used one after another.
 _N_PLACES = 256
 _EDGE, _MARGIN, _KEEP = HALF_SIDE - 1.0, 0.5, np.float32(0.5)
 _TAGS = np.array([WALL] + [GOOD] * N_GOOD + [BAD] * N_BAD)

@@ -58,7 +58,7 @@ class Couriers(Areas):
         self._life = self._keep("life", ())  # number of earlier couriers in this seat
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
-        # Number of places from each parcel's place to its address.
+        # For each parcel, the number of places from where it is handed out to its address.
         self._hops = self._keep("hops", (MAX_SHIFT,))
 
     def reset(self) -> Mapping[str, Steps]:
@@ -76,7 +76,7 @@ class Couriers(Areas):
         road, which the mask forbids, means waiting for one simulation step.
         """
         asking = np.flatnonzero(self._asks())
-        if len(asking):  # else `actions` may be empty
+        if len(asking):  # without asking couriers `actions` may be empty
             chosen = checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR)[:, 0]
             time = ROADS[self._at[asking], chosen]
             self._at[asking] = np.where(time > 0, chosen, self._at[asking])
@@ -118,7 +118,6 @@ class Couriers(Areas):
         return np.asarray(delivered, dtype=np.float32)
 
     def _begin(self, rows: AnyArray) -> None:
-        """Put a new courier with a parcel into each seat of `rows`."""
         for row in rows.tolist():
             rng, shift = self._rngs[row], self.parameters.read("shift", SHIFT)
             if not 1 <= shift <= MAX_SHIFT:
@@ -196,7 +195,7 @@ def fastest(roads: AnyArray = ROADS) -> AnyArray:
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Take the road that begins a fastest way to the address; of equal ways, the shorter road."""
+    """Take the first road of a fastest way to the address; of equal ways, the shorter road."""
     obs = steps.obs[0]
     roads = ROADS[obs[:, :N_PLACES].argmax(axis=1)]
     address = obs[:, N_PLACES:-1].argmax(axis=1)

@@ -57,7 +57,6 @@ class GridWorld(SoloAreas):
         self._target_goal = self._keep("wanted", ())
 
     def _place(self, rows: AnyArray) -> None:
-        """Put the agent, the plus and the ex of each area on three different cells."""
         n_cells = SIZE * SIZE
         for row in rows.tolist():
             # One draw decides both the target goal and the three cells.
@@ -134,9 +133,9 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     target = agent[:, None] + MOVES
     is_open = ~forbidden(agent) & (target != other[:, None]).any(axis=2)
     offset = np.abs(target - goal[:, None])
-    # The best move ends in the cell that is nearest to the goal. Of equally near cells it takes the
-    # one with the most equal offsets, because on the goal's row or column the other goal could
-    # block the only way.
+    # The best move ends in the cell that is nearest to the goal. Of equally near cells the expert
+    # takes the cell with the most equal row and column offsets, because in the goal's row or column
+    # the other goal could block the only shortest path.
     cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open
     # Standing still costs more than any open cell, and less than any closed cell.
     cost[:, 0] = 50.0
@@ -144,6 +143,6 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _find(image: AnyArray, channel: int) -> AnyArray:
-    """Return [N, 2] row and column of the cell with the most of a color, in [N, 3, 20, 20]."""
+    """Return row and column [N, 2] of the cell with the largest sum of `channel` in each image."""
     cells = image[:, channel].reshape(-1, SIZE, CELL, SIZE, CELL).sum(axis=(2, 4))
     return np.stack(np.divmod(cells.reshape(len(image), -1).argmax(axis=1), SIZE), axis=1)

@@ -1,4 +1,4 @@
-"""Two paddles and a ball: one point of a symmetric game.
+"""Two paddles and a ball: a symmetric game, of which an episode is one point.
 
 Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams have one
 behavior; each observes the court as if its own paddle were on the left, so one policy can play both
@@ -67,8 +67,8 @@ class Pong(Areas):
         if not ended.any():
             return self._steps([TerminalSteps.empty(_SPEC)] * 2)
         rows = np.flatnonzero(ended)
-        # The left team's reward: 1 if the other team missed the ball, -1 if it missed, 0 for a
-        # draw.
+        # The left team's reward: 1 if the right team missed the ball, -1 if the left team missed
+        # it, 0 for a draw.
         won = missed[rows, 1].astype(np.float32) - missed[rows, 0]
         terminals = []
         for team, (reward, ids) in enumerate(zip((won, -won), self._agent_id, strict=True)):
@@ -98,7 +98,6 @@ class Pong(Areas):
         return missed
 
     def _begin(self, rows: AnyArray) -> None:
-        """Serve the ball from the middle line to a random side, in the areas `rows`."""
         for row in rows.tolist():
             y, slope, side = self._rngs[row].uniform((-0.5, -0.5, -1.0), (0.5, 0.5, 1.0))
             vx = SERVE_SPEED if side > 0 else -SERVE_SPEED

@@ -35,12 +35,12 @@ _NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
 PIT_COLUMNS = (4, 5)
 PIT_REWARD, PUSH_REWARD, GOAL_REWARD = -0.1, 0.25, 1.0
 SCALE = 4.0
-"""Cells per unit of a relative observation."""
+"""Number of cells that a relative observation of 1 stands for."""
 OBS_SIZE = 12
 
 # Agents that must push in the same step to move the block.
 _NEEDED = 2
-# The two other agents of each agent, by their places in the area.
+# For each agent of an area, the indices of the two other agents.
 _MATES = np.array([(1, 2), (0, 2), (0, 1)])
 _MIDDLE = np.array([(ROWS - 1) / 2, (COLUMNS - 1) / 2])
 
@@ -92,13 +92,13 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
-        # An agent that fell has ended alone; at the end of the episode all others end, too.
+        # An agent that fell has ended alone; at the end of the episode the others end, too.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():
             none = TerminalSteps.empty(_SPEC)
             return {BEHAVIOR: (self._decisions(reward, group_reward), none)}
-        # Falling into the pit is an end of the task, even in the last step.
+        # An agent that falls into the pit has ended its task and is not interrupted.
         interrupted = late[:, None] & ~fell
         fields = self._fields(ended, reward, group_reward)
         terminals = TerminalSteps(**fields, interrupted=interrupted[ended])
@@ -126,7 +126,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent inside; return bool [areas, 3] of these agents."""
+        """Fill open pits with the first agent inside; return bool [areas, 3]: agents that fell."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.
@@ -239,7 +239,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
-    """Return the numbers [...] of moves that `_to_pit` takes from `cell` [..., 2]."""
+    """Return the number of moves, [...], by which `_to_pit` leads from `cell` to the pit."""
     offset = np.abs(pit - cell)
     edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
     around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)

@@ -68,7 +68,7 @@ class Pyramids(SoloAreas):
         self._things = self._keep("things", (3 + _N_ROOMS, 2), np.float32)
 
     def _place(self, rows: AnyArray) -> None:
-        """Put the switch at least two rooms from the agent, and the goal three from the switch."""
+        """Put the switch 2 or more rooms from the agent, and the goal 3 or more from the switch."""
         k, uniform = np.arange(len(rows)), self._uniform(rows, 4 + _N_ROOMS)
         start, self._heading[rows], away, next_ = (
             (uniform[:, :4] * (_N_ROOMS, N_HEADINGS, _N_ROOMS - 3, _N_ROOMS - 5)).astype(np.int64).T
@@ -165,7 +165,8 @@ def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArr
         change: [N] change in [-1, 1].
     """
     aside = np.abs(across - _MIDDLE)
-    # The door is a little wider here: rounding must not close it to an agent that touches its side.
+    # The door is a little wider here, because rounding must not stop an agent that touches the
+    # side of the door.
     at_door = np.abs(aside - _TO_DOOR) < HALF_DOOR - _MARGIN + 1e-3
     in_door = np.abs(aside - _TO_LINE) < _MARGIN
     # Walls limit a move to the agent's room, except at a door; a move is too short to pass a room.

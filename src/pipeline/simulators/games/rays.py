@@ -105,20 +105,23 @@ def sensor(degrees: AnyArray, n_tags: int) -> ObservationSpec:
 
 
 def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, FloatArray]:
-    """Return the tag [N, R] that each ray hits, -1 for none, and the distance / length [N, R]."""
+    """Return the tag that each ray hits, -1 for none, and distance / ray length: [N, R] each."""
     values = rays.reshape(len(rays), len(degrees), n_tags + 2)
     tag = np.where(values[..., n_tags] > 0.5, -1, values[..., :n_tags].argmax(axis=2))
     return tag, values[..., -1]
 
 
 def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArray]:
-    """Return bool [N], True if a ray is True in `seen`, and the most central such ray's angle."""
+    """Return whether any ray of an agent is True in `seen` [N, R], and the angle of such a ray.
+
+    Both results are [N]; the angle, in degrees, is that of the most central of these rays.
+    """
     angle = np.where(seen, np.abs(degrees), np.inf)
     return np.asarray(seen.any(axis=1)), degrees[angle.argmin(axis=1)]
 
 
 def walk(bearing: AnyArray, turn_degrees: float) -> ActionTuple:
-    """Go forward if `bearing` [N], in degrees to the right, is ahead; else turn towards it."""
+    """Return moves: forward if `bearing` [N], degrees to the right, is about 0; else a turn."""
     turn = np.where(relative(bearing) > 0.0, _RIGHT, _LEFT)
     # The limit is a little more than half a turn: at exactly half, rounding could make an agent
     # turn back and forth forever.

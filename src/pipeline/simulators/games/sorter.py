@@ -93,7 +93,7 @@ class Sorter(SoloAreas):
         return self._visit()
 
     def _visit(self) -> tuple[FloatArray, BoolArray]:
-        """Return rewards for touched tiles, and whether a wrong or the last tile was touched."""
+        """Return each agent's reward, and whether it touched a wrong tile or the last tile."""
         place = self._entities[:, :, MAX_TILES:_VISITED] * np.float32(RADIUS)
         offset = place - self._position[:, None]
         touched = ((offset * offset).sum(axis=2) < TOUCH**2) & self._waits

@@ -97,7 +97,6 @@ class Tag(Areas):
         return steps
 
     def _begin(self, areas: AnyArray) -> None:
-        """Begin episodes in `areas`: the runner on one side, the hunters on the other side."""
         for area in areas.tolist():
             rng = self._rngs[area]
             # All agents are drawn on one side; then the runner is moved to the other side.

@@ -88,7 +88,7 @@ class Parameters:
         self._sources[name] = float(value)
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
-        """Draw a parameter from `sampler` at each reading from now on."""
+        """From now on, let each reading of a parameter draw its value from `sampler`."""
         self._sources[name] = Source(sampler)
 
     def read(self, name: str, default: float) -> float:
@@ -161,15 +161,15 @@ class Controls:
         self._simulator.set_parameter(name, value)
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
-        """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
+        """From now on, draw a parameter's values from `sampler`, beginning with its first draw."""
         # A new source is made even for an equal sampler, which then begins again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 
     def draw(self) -> None:
-        """Set a new draw of each sampler in a simulator without `parameters`.
+        """Draw a value from each sampler, and set it in a simulator that has no `parameters`.
 
-        To be called before each step and reset.
+        Must be called before each step and reset.
         """
         if self._draws_for_simulator:
             # The names are sorted, because the order of a set of texts differs between processes.
@@ -177,7 +177,7 @@ class Controls:
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
     def take_stats(self) -> list[Stat]:
-        """Return the simulator's statistics, and all values that it has read of set parameters."""
+        """Return the simulator's statistics, and the values of set parameters that it has read."""
         stats = [] if self._stats is None else list(self._stats())
         readings = self._parameters.take_readings()
         stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]

@@ -71,7 +71,7 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
     if len(payload) < _HEAD.size:
         raise UnitySideChannelException(
             f"a message of {len(payload)} bytes on the state channel is cut off: version and type "
-            f"take {_HEAD.size}"
+            f"take {_HEAD.size} bytes"
         )
     version, kind = _HEAD.unpack_from(payload)
     # Python 3.11 refuses to look for a plain number in an Enum, but not in a list.
@@ -127,7 +127,7 @@ class _Arrays:
 
     def __init__(self, data: bytes, position: int) -> None:
         if not _LENGTH.size <= position <= len(data):
-            raise ValueError("it is cut off")
+            raise ValueError("they are cut off")
         self._data, self.position = data, position
 
     def take(self, dtype: Any, shape: Any) -> AnyArray:
@@ -142,7 +142,7 @@ class _Arrays:
         # Python's integers, unlike NumPy's, do not overflow with the sizes of a damaged state.
         end = self.position + kind.itemsize * math.prod(sizes)
         if end > len(self._data):
-            raise ValueError("it is cut off")
+            raise ValueError("they are cut off")
         array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
         # A shape of None belongs to a NumPy scalar. An array is copied, because a view of bytes is

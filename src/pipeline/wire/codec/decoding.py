@@ -148,7 +148,6 @@ def check_finite(values: FloatArray, what: str, name: str) -> None:
 def _decode_observations(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str
 ) -> list[FloatArray]:
-    """Return the values of each observation, float32 [N, *shape]."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
     # The counts are compared before `row[index]` below, which would raise an IndexError.
@@ -321,7 +320,8 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # Callers may write, but `flat` belongs to a cache or to received bytes.
+    # The masks are copied, because callers may write to them, and `flat` belongs to a cache or to
+    # received bytes.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 

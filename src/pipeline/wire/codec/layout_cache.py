@@ -377,7 +377,8 @@ class Decoder:
     def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
         # A layout in which an agent has reached its step limit seldom occurs again.
         if fields is not None and not fields.infos.max_step_reached.any():
-            # The new layout must be last in the dict, so an earlier one is removed first.
+            # The new layout must be last in the dict, so a layout of the same length is removed
+            # first.
             self._layouts.pop(n_bytes, None)
             self._layouts[n_bytes] = _layout_of(fields, n_bytes)
             if len(self._layouts) > _MAX_LAYOUTS:

@@ -114,7 +114,7 @@ class CallServer(ABC):
             request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
             if request is not None:
                 return parse_call(request)
-            # `check` is called at a busy connection, too: a call may never be complete.
+            # `check` is also called while bytes arrive, because a call may never become complete.
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()

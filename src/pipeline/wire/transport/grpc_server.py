@@ -56,8 +56,8 @@ class GrpcServer(calls.CallServer):
 
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
         """Start listening; arguments and errors are those of `Server`."""
-        # The runtime's fork handlers break environments that we launch while it runs. They are for
-        # child processes that use the runtime (grpc/grpc: doc/fork_support.md).
+        # The runtime's fork handlers break environments that we launch while the runtime is in use.
+        # They are for child processes that use the runtime (grpc/grpc: doc/fork_support.md).
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc
 
@@ -127,7 +127,7 @@ class GrpcServer(calls.CallServer):
             self._pending = self._latest = self._owner = self._lost_at = None
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, wait up to `wait_s` until it has read it, free the port."""
+        """Tell the environment to stop, wait up to `wait_s` for it to read this, free the port."""
         if self._closed:
             return
         self._take_last_call(wait_s)
@@ -151,7 +151,7 @@ class GrpcServer(calls.CallServer):
                 self.reply(calls.STOPPED)
 
     def _bind(self, port: int) -> int:
-        """Bind to both loopback addresses, or to IPv4's if the machine has no IPv6."""
+        """Bind to both loopback addresses, or only to that of IPv4 if the machine has no IPv6."""
         bound: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         if bound == 0:  # older runtimes return 0 instead of raising an error
             raise OSError(f"port {port} cannot be bound")

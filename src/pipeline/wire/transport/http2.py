@@ -56,7 +56,7 @@ _WINDOW_UPDATE = frame(
 
 
 def first_frames(setting: int, value: int) -> bytes:
-    """Return the frames that open a connection: SETTINGS, with `setting`, and WINDOW_UPDATE."""
+    """Return the frames that open a connection: SETTINGS with `setting`, then WINDOW_UPDATE."""
     pairs = {
         setting: value,
         frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
@@ -169,7 +169,8 @@ class Connection(ABC):
         May raise TimeoutError.
         """
         try:
-            # A function call would take time, and nearly all messages are small.
+            # Small reads are done here and not in a function, because a call would take time, and
+            # nearly all reads are small.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk
@@ -400,7 +401,7 @@ class Connection(ABC):
         """Forget a stream that the peer has reset."""
 
     def _on_goaway(self) -> None:  # noqa: B027  # a server has nothing to do
-        """Handle GOAWAY: the peer makes no more calls, or accepts no more."""
+        """Handle GOAWAY: the peer makes no more calls, or accepts no more calls."""
 
     @abstractmethod
     def _send(self, data: Received | bytearray) -> None:

@@ -86,7 +86,9 @@ class PeerCheck:
                 if (connection.laddr, connection.raddr) == (client, server):
                     pid = connection.pid
         if pid is None:
-            _log.info("This system does not tell which process connects: the first is accepted.")
+            _log.info(
+                "This system does not tell which process connects: the first client is accepted."
+            )
             return None
         try:
             if not self.mark:

@@ -50,8 +50,8 @@ _KEEPER_INTERVAL_S = 0.5
 _SEND_LIMIT_S = 60.0
 # Seconds within which a new connection must send its preface.
 _PREFACE_S = 10.0
-# Largest number of connections that have not greeted. If it is reached, such a connection is closed
-# after this number of seconds.
+# Largest number of connections that have not greeted, and the seconds after which such a connection
+# is closed if there are so many.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
 # Largest number of connections that wait in the system until they are accepted.
@@ -154,7 +154,6 @@ class IncomingConnection(Connection):
             self._refused.remove(stream)
 
     def _on_stream_end(self, stream: int, call: Stream) -> None:
-        """Store a call in `messages`, or refuse it."""
         message = call.message()
         call.has_ended, call.parts = True, []
         if not call.is_known:
@@ -166,7 +165,6 @@ class IncomingConnection(Connection):
             self.messages.append((stream, message))
 
     def _on_reset(self, stream: int) -> None:
-        """Forget a call that the peer has cancelled."""
         self._refused.discard(stream)
         if self._streams.pop(stream, None) is not None:
             self.messages = deque(message for message in self.messages if message[0] != stream)
@@ -199,7 +197,8 @@ class IncomingConnection(Connection):
             self.is_open = False
 
     def _wait_writable(self, deadline: float) -> bool:
-        # The wait ends at reads, too: an answer may wait for the WINDOW_UPDATE frames of the peer.
+        # The wait also ends when bytes arrive, because an answer may wait for the peer's
+        # WINDOW_UPDATE frames.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, events)
@@ -437,7 +436,7 @@ class Server(calls.CallServer):
     def _read_while_idle(self) -> None:
         """Read connections while no thread waits for a call; runs in the keeper thread."""
         while not self._closed.wait(_KEEPER_INTERVAL_S):
-            # The thread that holds the lock reads the connections, so this one does not wait.
+            # The thread that holds the lock reads the connections, so this thread does not wait.
             if self._lock.acquire(blocking=False):
                 try:
                     self._wait(0.0)
@@ -462,7 +461,6 @@ class Server(calls.CallServer):
         return bool(events)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept connections up to the limit; further connections wait in the system's backlog."""
         free = _MAX_CANDIDATES - len(self._candidates)
         for accepted in accepted_from(listener, free):
             try:
@@ -486,7 +484,7 @@ class Server(calls.CallServer):
         connection.close(0.0)
 
     def _refuse_others(self, now: float) -> None:
-        """Close connections that did not greet in time, or, if there is an owner, all others."""
+        """Close connections that greet too late or, if there is an owner, all other connections."""
         self._next_candidate_check = now + _KEEPER_INTERVAL_S
         if self._owner is None:
             full = len(self._candidates) == _MAX_CANDIDATES

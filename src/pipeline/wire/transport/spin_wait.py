@@ -18,9 +18,9 @@ from selectors import BaseSelector
 from pipeline.errors import SettingsError
 
 VARIABLE = "PIPELINE_SPIN_US"
-# The time is longer than a gradient step, or a built-in simulator's step, on a slow machine. An end
-# that stops polling just before the answer arrives must be woken, and then its own answer is late,
-# too.
+# The time is longer than a gradient step, or a built-in simulator's step, on a slow machine. A
+# process that stops polling just before the answer arrives must be woken, and then its own answer
+# is late, too.
 _DEFAULT_US = 4000.0
 # The time is limited, because the time-out of a silent environment is not checked while polling.
 _MAX_US = 1e6

@@ -122,7 +122,10 @@ def test_unity_project_is_built_with_the_method_and_arguments_of_its_settings(pr
         ("open", "has this project open already; close it"),
         ("method", "does not know the method PipelineBuild.Build; copy workflow/unity/PipelineBu"),
         ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. All"),
-        ("silent", "failed with exit code 7. Its log says: no error, and last 'Unity Editor vers"),
+        (
+            "silent",
+            "failed with exit code 7. Its log says: no error; its last line is 'Unity Editor vers",
+        ),
         ("nothing", "the build of My Game: expected one executable, found none"),
     ],
 )

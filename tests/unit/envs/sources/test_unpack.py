@@ -100,7 +100,7 @@ BAD = {
             member("evil", linkname="x/y/z/d/../up", **LINK),
             member("x/y/z/d", linkname="../../..", **LINK),
         ),
-        "the link 'evil' leads out of its folder",
+        "the link 'evil' leads out of the archive's folder",
     ),
     "tar through a link": (
         tarred(member("a", linkname=".", **LINK), member("a/b", b"x")),

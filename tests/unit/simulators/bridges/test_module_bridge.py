@@ -98,7 +98,7 @@ def made(function: str, **options: object):
         ("squares", "GridWorld?team=0", 6),
     ],
 )
-def test_function_of_a_module_makes_copies_of_an_environment_or_a_simulator(
+def test_function_of_a_module_makes_a_simulator_or_the_copies_of_an_environment(
     function, behavior, n_asking
 ):
     simulator = made(function)

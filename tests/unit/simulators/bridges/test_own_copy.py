@@ -87,7 +87,7 @@ def choose(**choices):
     }
 
 
-def test_a_parallel_environment_keeps_copies_agents_and_groups_apart():
+def test_pettingzoo_simulator_keeps_the_steps_of_copies_agents_and_groups_apart():
     first = [
         {
             "rewards": {"fox_0": 3.0, "hen_0": 6.0},
@@ -161,7 +161,7 @@ class Lane(gymnasium.Env):
         return np.full((2, 2, 3), self.number, np.uint8)
 
 
-def test_copies_of_a_gymnasium_environment_end_and_begin_independently():
+def test_episodes_of_the_copies_of_a_gymnasium_environment_end_and_begin_independently():
     over, cut, both, neither = (True, False), (False, True), (True, True), (False, False)
     lanes = [Lane(0, neither, both), Lane(1, cut, over), Lane(2, neither, cut)]
     simulator = GymnasiumSimulator(id=lanes, seed=5)

@@ -168,7 +168,9 @@ def test_agents_with_equal_names_but_different_spaces_have_different_behaviors(m
     assert list(simulator.behavior_specs) == ["bug?team=0", "bug_1?team=0", "bird?team=0"]
 
 
-def test_group_reward_is_the_mean_reward_and_each_agent_is_rewarded_with_its_difference(module):
+def test_group_reward_is_the_mean_reward_and_each_agent_also_gets_its_difference_from_the_mean(
+    module,
+):
     name = module(parallel_env=bridge_toys.Dying)
     simulator = PettingZooSimulator(id=name, n_agents=2, groups="behavior")
     steps = choose(simulator, simulator.reset(), 0)

@@ -156,7 +156,7 @@ def test_terminal_observation_is_from_the_physics_step_in_which_the_ball_fell(ma
     assert max(beyond) <= TIME_STEP_S * 1.05
 
 
-def test_episode_of_a_kept_ball_is_interrupted_after_1000_decisions_with_return_100(make):
+def test_episode_in_which_no_ball_falls_is_interrupted_after_1000_decisions_with_return_100(make):
     simulator = make(n_agents=3, seed=4)
     policy = registry.expert("balance_ball")
     decisions, _ = simulator.reset()[BEHAVIOR]

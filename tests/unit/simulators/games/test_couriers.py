@@ -23,7 +23,7 @@ def slowly(roads):
     return longer
 
 
-def test_agent_asks_for_a_decision_only_when_it_arrives():
+def test_courier_asks_for_a_decision_only_when_it_arrives_at_a_place():
     simulator = placed((0, 3), (0, 3), (0, 3))  # roads of 3, 9 and 2 steps
     decisions, _ = step(simulator, 1, 2, 5)
     assert decisions.agent_id.tolist() == [2]
@@ -58,7 +58,7 @@ def test_places_without_a_road_are_masked_and_a_courier_that_chooses_such_a_plac
 
 
 @pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
-def test_shift_of_a_courier_may_end_between_places_and_a_delivery_in_its_last_step_counts(
+def test_shift_of_a_courier_may_end_between_places_and_a_delivery_in_the_last_step_counts(
     address, left, action, reward
 ):
     decisions, terminals = step(placed((0, address), left=left), action)
@@ -68,7 +68,7 @@ def test_shift_of_a_courier_may_end_between_places_and_a_delivery_in_its_last_st
     assert terminals.obs[0][0, 12] == 0.0
 
 
-def test_courier_that_ended_is_replaced_after_a_break_by_a_courier_with_a_new_id():
+def test_after_a_break_a_courier_with_a_new_id_replaces_a_courier_that_has_left():
     simulator = placed((0, 3), (0, 3), left=2)
     _, terminals = step(simulator, 2, 2)
     pause = vars(now(simulator))["break"].tolist()

@@ -64,7 +64,7 @@ GROUPS = {
 }
 
 
-def test_behaviors_and_groups_are_as_documented_and_observations_have_unitys_order(name):
+def test_behaviors_and_groups_are_as_documented_and_observations_are_sorted_by_their_names(name):
     simulator = made(name)
     for spec in simulator.behavior_specs.values():
         names = [obs.name for obs in spec.observation_specs]
@@ -248,7 +248,7 @@ class Counting(areas.SoloAreas):
         return [np.float32(10 * self._episode[rows] + self._n_steps[rows])[:, None]]
 
 
-def test_areas_end_begin_and_are_restored_independently():
+def test_episodes_of_different_areas_begin_end_and_are_restored_independently():
     game, restored = Counting(), Counting()
 
     def step(*choices, of=game):

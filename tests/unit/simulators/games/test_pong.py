@@ -42,7 +42,7 @@ def test_pong_game_that_reaches_the_step_limit_is_a_draw():
         assert steps[name][1].interrupted.tolist() == [True]
 
 
-def test_both_pong_players_observe_the_same_game_mirrored():
+def test_right_pong_player_observes_the_mirror_image_of_what_the_left_player_observes():
     """The right player sees what the left player sees on the mirrored court, step by step."""
     rng = np.random.default_rng(0)
     game, mirrored = begun(Pong, 40, seed=1), begun(Pong, 40, seed=1)
@@ -68,7 +68,7 @@ def test_pong_expert_predicts_the_position_of_a_ball_that_walls_reflect(free, in
     assert folded(np.array([free])) == pytest.approx([inside])
 
 
-def test_expert_returns_every_serve():
+def test_pong_expert_hits_back_every_serve():
     simulator = Pong(n_agents=200, seed=5)
     steps, by = simulator.reset(), policies("pong", simulator, scripted=BEHAVIORS)
     for _ in range(14):  # a serve arrives after 13 decisions
@@ -76,6 +76,6 @@ def test_expert_returns_every_serve():
         assert len(steps[LEFT][1]) == 0
 
 
-def test_expert_aims_away_from_the_other_paddle():
+def test_pong_expert_aims_away_from_the_other_paddle():
     seen = np.float32([[0.0, 0.5, -0.9, 0.0, -0.4, 0.0], [0.0, -0.5, -0.9, 0.0, -0.4, 0.0]])
     assert registry.expert("pong")(decision_steps([seen])).discrete[:, 0].tolist() == [UP, DOWN]

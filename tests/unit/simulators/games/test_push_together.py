@@ -16,7 +16,7 @@ def placed(*cells, block=2, pit=(1, 5)):
     return put(begun(PushTogether, 3), cell=cells, block=block, pit=pit, open=True)
 
 
-def test_agent_that_fills_the_pit_ends_while_the_others_continue():
+def test_agent_that_fills_the_pit_ends_its_episode_while_the_other_agents_continue():
     simulator = placed((0, 5), (4, 0), (4, 1))
     decisions, terminals = step(simulator, DOWN, NOTHING, NOTHING)
     assert terminals.agent_id.tolist() == [0]
@@ -32,7 +32,7 @@ def test_agent_that_fills_the_pit_ends_while_the_others_continue():
     assert (len(decisions), len(terminals)) == (2, 0)
 
 
-def test_only_the_first_of_two_agents_in_the_pit_ends():
+def test_only_the_first_of_two_agents_that_enter_the_pit_ends_its_episode():
     simulator = placed((1, 6), (0, 5), (4, 1))
     decisions, terminals = step(simulator, LEFT, DOWN, NOTHING)
     assert terminals.agent_id.tolist() == [0]
@@ -81,7 +81,7 @@ def test_areas_have_no_pit_if_the_parameter_pit_is_0():
     assert not decisions.obs[0][:, 5].any()
 
 
-def test_filling_the_pit_costs_the_agent_and_helps_its_group():
+def test_filling_the_pit_lowers_the_return_of_the_agent_and_raises_the_return_of_its_group():
     """The dilemma that group credit solves: each agent alone gains if another agent falls."""
     expert = registry.expert("push_together")
     ended = returns("push_together", BEHAVIOR, episodes=300)[BEHAVIOR]

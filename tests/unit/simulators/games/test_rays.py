@@ -23,7 +23,7 @@ def test_headings_turn_clockwise_from_the_positive_z_axis(degrees, vector):
     assert direction.dtype == np.float32
 
 
-def test_distance_to_walls_is_the_distance_to_the_first_wall():
+def test_ray_measures_the_distance_to_the_first_wall_that_it_hits():
     direction = rays.directions(np.array([[0.0, 90.0, 180.0, 270.0, 45.0]]))
     distance = rays.to_walls(origin=one(1, 2), direction=direction, low=-4.0, high=10.0)
     assert distance.shape == (1, 5, 1)

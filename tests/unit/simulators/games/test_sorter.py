@@ -61,7 +61,7 @@ def test_action_branches_move_ahead_move_sideways_and_turn(choices, position, co
     assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
 
 
-def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
+def test_tile_with_the_smallest_unvisited_number_gives_a_reward_and_is_marked_as_visited():
     simulator = placed([(17, 0), (4, 5), (9, 10)])
     decisions, terminals = visit(simulator, 5)
     assert decisions.reward == pytest.approx([1.0 + PENALTY])

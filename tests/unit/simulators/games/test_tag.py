@@ -21,7 +21,7 @@ def placed(*places):
     return put(begun(Tag, 3), place=places)
 
 
-def test_a_catch_ends_the_episode_for_all_and_the_rewards_of_both_teams_sum_to_zero():
+def test_a_catch_ends_the_episode_of_all_agents_and_the_rewards_of_both_teams_sum_to_zero():
     simulator = placed((0.0, 0.0), (-0.9, 0.0), (0.2, 0.0))
     steps = simulator.step(act((1, 0), STILL, STILL))
     hunters, runner = steps[HUNTER][1], steps[RUNNER][1]
