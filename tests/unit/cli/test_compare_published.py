@@ -118,7 +118,7 @@ def test_report_shows_learning_curves_and_the_note_of_a_published_file(root, cap
             "global_step to step, episodic_return to value",
         ),
         (HEAD.replace(",value", ""), "has environment, seed, step"),
-        (HEAD, "p.csv: has no line below its columns"),
+        (HEAD, "p.csv: has no rows below its header"),
         (f"{HEAD}Ball,1,1000\n", "p.csv:3: Ball,1,1000: needs a name, a seed from 0, and two"),
         (f"{HEAD}Ball,1,1000,2,3\n", "p.csv:3: Ball,1,1000,2,3: needs a name"),
         (f"{HEAD}Ball,-1,1000,2\n", "p.csv:3: Ball,-1,1000,2: needs a name"),

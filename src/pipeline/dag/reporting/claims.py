@@ -24,7 +24,8 @@ from pipeline.settings.project.claims import CLAIMS, LOCK, Claim, load_claims
 from pipeline.settings.project.params import Params
 
 Lock = dict[str, dict[str, Any]]
-"""By experiment and seed (as text): `files`, digests by path, and `history`, records by stage."""
+"""For each experiment and seed (as text): in `files` the digest of each result file, by path, and
+in `history` a list with the record of each stage."""
 HEADER = ("Claim", "Claimed", "Here", "Answer")
 SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
@@ -111,7 +112,7 @@ def tasks_of(root: Path, params: Params, name: str) -> list[Task]:
         EVALUATED
     }
     if not tasks or not has_scores or {*experiment.seeds} != {one.seed for one in outcomes}:
-        raise NoValueError(f"{name} has no results of some seeds; `pipeline run {name}`")
+        raise NoValueError(f"{name} has seeds without results; run `pipeline run {name}`")
     return tasks
 
 

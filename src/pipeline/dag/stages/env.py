@@ -91,7 +91,7 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return the files from which the environment is made; [] for an archive with a digest."""
+    """Return the project's files from which the environment is made; [] if there are none."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "a build is expected here; correct `path`"
@@ -124,8 +124,8 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     archive = source.archive(platform)
     if archive is None:
         raise StageError(
-            f"params.yaml: environments.{name}: is for {' and '.join(source.platforms())}, but "
-            f"this machine runs {platform}; give the 'url' and 'sha256' of a build for {platform}"
+            f"params.yaml: environments.{name}: has builds for {' and '.join(source.platforms())}, "
+            f"but this machine runs {platform}; give 'url' and 'sha256' of a build for {platform}"
         )
     url, sha256 = archive
     cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))
