@@ -363,7 +363,7 @@ def test_stochastic_evaluation_is_used_by_the_stage_and_named_in_the_report(here
     (task,) = (task for task in compare(outcomes(here, params)) if task.behavior == "Guess")
     how = "with stochastic actions of drawn, and deterministic ones of the others."
     assert tables.notes(task)[0] == f"Returns are of the exported policies, {how}"
-    assert any("set `evaluation.stochastic` alike" in caution for caution in tables.cautions(task))
+    assert any("give `evaluation.stochastic` the same" in one for one in tables.cautions(task))
 
 
 THREE = {"environment": "walk", "seeds": [1, 2, 3]}

@@ -206,7 +206,7 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _program_at(path: Path) -> Path:
-    """Return the file of a program, whose path may lack the suffix of the platform."""
+    """Return the path of a program, with the suffix of the platform if `path` lacks it."""
     if path.exists():
         return path
     matches = sorted(path.parent.glob(f"{path.name}*"))

@@ -106,7 +106,8 @@ def evaluate(
         n_episodes = episodes * len(counters)
         if counters and ended == n_episodes:
             break
-        # Only counted episodes reset the count, because other agents' episodes may end for ever.
+        # Ends of episodes that are not counted do not reset the number, because such episodes may
+        # end again and again without an end of the evaluation.
         idle_steps = idle_steps + 1 if ended == before else 0
         if idle_steps > STEP_LIMIT:
             raise StageError(
@@ -153,7 +154,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
     }
     actions = description.continuous_size, description.discrete_branches
     wanted = spec.action_spec.continuous_size, tuple(spec.action_spec.discrete_branches)
-    # Shapes are compared without the batch axis; a missing or additional input differs, too.
+    # Shapes are compared without the batch axis; a missing or additional input is a difference.
     return (inputs, actions) == (observed, wanted)
 
 
@@ -169,7 +170,7 @@ def _observe(
         if len(policies) > 1:
             text = f"these policies are of {', '.join(sorted(policies))}; {has}"
             raise StageError(f"{text}; {remedy}")
-        # A single policy with another name could play if its observations and actions fitted.
+        # A single policy of another behavior could play if its observations and actions fitted.
         differs = "with other observations or actions (`pipeline onnx check --env` says which)"
         raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
     for name in list(env.behavior_specs):
@@ -223,7 +224,7 @@ class _Counter:
         action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
-        # A reward with a first decision is not counted, because its episode starts afterwards.
+        # Rewards are added before episodes start, which leaves out rewards of first decisions.
         self._add(agents, steps)
         self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]
@@ -240,7 +241,6 @@ class _Counter:
             self.running.pop(agent, None)
 
     def episodes(self) -> list[Episode]:
-        """Return the counted episodes in the order in which they started."""
         return [
             Episode(
                 index=index,

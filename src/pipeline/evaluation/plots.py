@@ -58,7 +58,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
     with _axes(path, chart.title, chart.x_label, chart.y_label) as axes:
         for series in chart.series:
-            # A chart's pattern is text, as in SVG; matplotlib takes numbers.
+            # A chart's dash pattern is text, as in SVG; matplotlib takes numbers.
             dash = tuple(map(float, series.dash.split()))
             look = {"color": series.color, "linestyle": (0, dash) if dash else "-"}
             if (band := series.band) is not None:
@@ -119,7 +119,10 @@ def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bin edges by the rule of Freedman and Diaconis (1981); equal returns get one bin."""
+    """Return bin edges by the rule of Freedman and Diaconis (1981), with special cases.
+
+    There are at least 5 and at most 30 bins; equal returns get 11 bins around their value.
+    """
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
         # Equal returns have no spread: the bins have a fixed range around the value.

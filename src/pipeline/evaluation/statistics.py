@@ -24,7 +24,7 @@ DRAWS = 5000
 FEWEST_SEEDS = 3
 """Smallest number of seeds with which an interval is computed."""
 ENOUGH_SEEDS = 5
-"""Smallest number of seeds for an interval without a warning, or a probability's interval."""
+"""Smallest number of seeds for an interval without a warning, and for a probability's interval."""
 HELD = 0.9
 """Probability that a tolerance interval contains the score of one more seed."""
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -224,8 +224,8 @@ def caution(n_seeds: int) -> str:
         return f"{subject} too few for an interval; run {ENOUGH_SEEDS} or more"
     if n_seeds < ENOUGH_SEEDS:
         return (
-            f"{n_seeds} seeds are few: the 95 % interval misses what many seeds would give more "
-            f"often than in 5 % of cases; run {ENOUGH_SEEDS} or more"
+            f"{n_seeds} seeds are few: in more than 5 % of cases the 95 % interval does not "
+            f"contain the value that many seeds would give; run {ENOUGH_SEEDS} or more"
         )
     return ""
 

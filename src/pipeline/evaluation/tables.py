@@ -64,7 +64,7 @@ def conclusion(task: Task) -> str:
     name = best.experiment
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
-        return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
+        return f"{name} has an IQM of {number(best.iqm)}; there is no other experiment to compare."
     # The limit has a Bonferroni correction: of many comparisons some are significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
@@ -140,10 +140,10 @@ def cautions(task: Task) -> list[str]:
         )
     if task.score == EVALUATED and _is_mixed(task):
         sentences.append(
-            "Some evaluations drew actions and some did not, which changes returns; set "
-            "`evaluation.stochastic` alike."
+            "Some evaluations sampled actions and some did not, which changes returns; give "
+            "`evaluation.stochastic` the same value in all experiments."
         )
-    inexact = "interrupted and not resumed exactly, so another run of it gives other numbers"
+    inexact = "interrupted and not resumed exactly, so a repeated run gives other numbers"
     outdated = "trained again since its evaluation, which does not count; evaluate it again"
     return sentences + [
         f"{standing.experiment}, seed {', '.join(map(str, seeds))}: {caution}."

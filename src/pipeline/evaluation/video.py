@@ -147,7 +147,7 @@ def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
-    """Return a new simulator in this process, equal to the executable's, that can draw pictures."""
+    """Return a simulator in this process that equals the executable's and can draw pictures."""
     name, options = _recipe_of(program)
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:

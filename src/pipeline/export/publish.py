@@ -298,7 +298,7 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # With the logits, an error can be distinguished from two equally likely choices.
+        # The logits tell a wrong choice from a choice between two equally likely actions.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
@@ -316,9 +316,9 @@ class _Check:
         return ties
 
     def _carry_on(self) -> None:
-        """Compare actions step by step; each step gets the memory that the step before returned."""
-        # Each step gets the model's own memory, because with recorded memories an error that grows
-        # from step to step would not be seen.
+        """Compare the actions of a recurrent policy step by step."""
+        # Each step gets the memory that the model returned at the previous step. With the recorded
+        # memories, an error that grows from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
@@ -356,7 +356,7 @@ class _Check:
         for start in range(0, MASK_DRAWS if self._branches else 0, _CHUNK):
             draws = np.arange(start, start + _CHUNK)
             rows = draws % self.n_rows
-            # Each choice in turn is the only allowed choice, so sampling without masks would fail.
+            # Each choice in turn is the only allowed one, so a model that ignores masks fails.
             allowed = np.stack([draws % size for size in self._branches], axis=1)
             masks = [
                 np.eye(size, dtype=np.float32)[choices]
@@ -383,7 +383,7 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the smallest tolerance of a tensor: the rounding of another order of sums."""
+        """Return the smallest tolerance of a tensor; it allows for sums in another order."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:

@@ -251,9 +251,8 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
         f"row: learning curves over environment steps, final numbers as `<stage>/<name>`, plots of "
         f"the evaluation, the resolved configuration (artifact `configuration.yaml`) and the "
         f"policy.\n\nIts files, which are the record:\n\n{listed}\n\n"
-        f"`pipeline runs {experiment}-{seed}` finds the revision that holds them. Parent and "
-        "child: a row below this one is another attempt at it, made from other inputs or with the "
-        "same result."
+        f"`pipeline runs {experiment}-{seed}` finds the git revision that has them. A row below "
+        "this row is another attempt at this run, made from other inputs or with the same result."
     )
 
 

@@ -193,12 +193,10 @@ def _escaped(value: object) -> Markup:
 
 
 def _anchor(term: str) -> str:
-    """Return the HTML id of a term, for links to the term."""
     return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
 
 
 def _with_code(text: str) -> Markup:
-    """Return an escaped text, with the parts between backquotes marked as code."""
     from markupsafe import Markup
 
     return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # the text is escaped

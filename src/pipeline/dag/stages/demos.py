@@ -184,10 +184,7 @@ def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
 def _play(
     env: BaseEnv, behavior: str, act: Callable[[DecisionSteps], ActionTuple], episodes: int
 ) -> list[_Episode]:
-    """Play until the first `episodes` episodes, in order of their starts, have ended.
-
-    Returns these episodes.
-    """
+    """Return the first `episodes` episodes, in the order of their starts, after all have ended."""
     recorded: list[_Episode] = []
     playing: dict[int, _Episode | None] = {}
     n_ended = 0

@@ -92,9 +92,10 @@ class TensorBoardSink(Sink):
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:
-        """Open a new event file.
+        """Return the writer of a new event file.
 
-        TensorBoard's EventFileWriter writes in a thread, which prints a traceback for an error.
+        TensorBoard's EventFileWriter is not used, because it writes in a thread, and errors of this
+        thread would be printed as tracebacks.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for path in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
