@@ -70,9 +70,7 @@ Sights.observation_space = spaces.Dict({**SPACE.spaces, "action_mask": spaces.Mu
 
 
 @pytest.mark.parametrize("kind", ["onnx", "checkpoint"])
-def test_method_act_called_by_the_user_chooses_the_same_actions_as_the_function_evaluate(
-    tmp_path: Path, kind: str
-):
+def test_act_in_a_loop_of_the_user_chooses_the_same_actions_as_evaluate(tmp_path: Path, kind: str):
     """Of 200 actions on images of bytes 54 were others: the network took 255 for 1."""
     result = pipeline.train(Sights(), SHORT, seed=1, run_dir=tmp_path)
     path = result.behaviors["Sights"].checkpoint
