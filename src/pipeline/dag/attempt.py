@@ -1,4 +1,4 @@
-"""An attempt at a job: run in a scratch folder under a lock, resumable, published as a whole.
+"""Attempts at jobs: an attempt locks its job, can be resumed, and publishes all outputs at its end.
 
 Both engines delete a stage's declared outputs before they rerun it, so work in progress is in
 `results/.work/<stage>/<instance>/`, which is no declared output:
@@ -56,7 +56,7 @@ _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemak
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One stage of the DAG for one instance of it, with inputs and outputs.
+    """A stage of the DAG for one of its instances, with inputs and outputs.
 
     Paths are relative to the project.
     """

@@ -171,7 +171,7 @@ def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def truncate_incomplete_dvc_lock(root: Path) -> None:
-    """Truncate a `dvc.lock` that a killed DVC has left incomplete, after its last whole stage.
+    """Shorten a `dvc.lock` that a killed DVC has left incomplete to its complete stages.
 
     DVC rewrites the file in place after each stage, and cannot read an incomplete file. A file with
     a mistake elsewhere than at its end, as after a merge, is not changed.

@@ -202,10 +202,11 @@ def stop_if_signalled() -> None:
 def stop_with_parent() -> None:
     """Stop as after SIGTERM when the parent ends, so that a killed engine leaves no stages running.
 
-    Linux also sends the signal when only the thread that started this process ends (prctl(2)), so
-    the handler checks whether the parent process has ended. Linux sends no signal for a parent
-    behind a shell: DVC runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command
-    ends. A thread watches such a parent.
+    Linux is asked to send SIGUSR2 at the end of the parent. It also sends SIGUSR2 if only the
+    thread that started this process ends (prctl(2)), so the handler checks whether the parent
+    process has ended. Linux sends no signal if a shell is between the parent and this process: DVC
+    runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command ends. A thread watches
+    such a parent.
 
     Raises:
         Stopped: The parent has ended already.

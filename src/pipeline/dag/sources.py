@@ -26,7 +26,7 @@ _BY_MODULE = {"env": ("envs", "dag")}
 subfolder counts as a whole. If all modules of `envs` counted, the stage `env` would rebuild Unity
 projects after each edit of code that drives environments."""
 _PACKED = {"env": ("core",)}
-"""For each stage: packages that it packs into executables without importing them."""
+"""For each stage: packages that it packs into executables, in addition to those that it imports."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of `ast` statements that contain further statements."""
 
@@ -43,7 +43,7 @@ def src_of(code: Path) -> Path:
 
 
 def place(code: Path, name: str) -> Path:
-    """Return the path of a file that `watched` names; `src/` becomes the package's folder."""
+    """Return the path of a file that `watched` names; `src/` in a name means `src_of(code)`."""
     return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
 
 

@@ -112,7 +112,7 @@ class Chart:
 
 
 def charts_of(task: Task) -> list[Chart]:
-    """Return the charts of a task: its scores, and its learning curves and improvements if any."""
+    """Return a task's charts: scores and, if it has the data, learning curves and improvements."""
     charts = (scores(task), learning(task), improvements(task))
     return [chart for chart in charts if chart is not None]
 

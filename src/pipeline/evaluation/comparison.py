@@ -14,7 +14,8 @@ from pipeline.evaluation import statistics
 
 EVALUATED = "evaluated"
 TRAINING = "training"
-# The fraction is below 1, because the best end is a mean over seeds, which many seeds do not reach.
+# The fraction is below 1, because the best end is a mean over seeds, and many seeds do not reach
+# this mean.
 FRACTION = 0.9
 """Default of `fraction` in `compare`, which sets the target return."""
 # The final return is the mean of the last tenth, because a single summary is noisy.
@@ -204,7 +205,8 @@ class Task:
     @property
     def differences(self) -> list[float]:
         """Differences between the mean scores of experiments with several seeds, ascending."""
-        # Only experiments with several seeds have a spread, which `detectable` needs, too.
+        # Only experiments with several seeds are compared, as in `detectable`, which needs their
+        # spread.
         means = [standing.mean for standing in self.standings if len(standing.seeds) > 1]
         return sorted(abs(a - b) for a, b in itertools.combinations(means, 2))
 

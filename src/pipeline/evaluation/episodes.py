@@ -106,8 +106,8 @@ def evaluate(
         n_episodes = episodes * len(counters)
         if counters and ended == n_episodes:
             break
-        # Ends of episodes that are not counted do not reset the number, because such episodes may
-        # end again and again without an end of the evaluation.
+        # Only the end of a counted episode resets `idle_steps`, because episodes that are not
+        # counted may end without limit.
         idle_steps = idle_steps + 1 if ended == before else 0
         if idle_steps > STEP_LIMIT:
             raise StageError(
@@ -211,7 +211,7 @@ class _Counter:
         self.running: dict[int, int] = {}
         self._behavior = behavior
         self._n_started = 0
-        # float64, because float32 loses small rewards in a long sum.
+        # The sums are float64, because float32 loses small rewards in a long sum.
         self._return = np.zeros(quota, dtype=np.float64)
         self._length = np.zeros(quota, dtype=np.int64)
         self._agent = np.zeros(quota, dtype=np.int64)

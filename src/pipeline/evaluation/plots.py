@@ -119,7 +119,7 @@ def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bin edges by the rule of Freedman and Diaconis (1981), with special cases.
+    """Return the edges of bins by the rule of Freedman and Diaconis (1981).
 
     There are at least 5 and at most 30 bins; equal returns get 11 bins around their value.
     """

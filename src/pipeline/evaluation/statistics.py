@@ -106,11 +106,13 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
 def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     """Return the probability that chance separates scores x [n] and y [m] as clearly as observed.
 
-    The p-value of the exact two-sided Mann-Whitney test: of all ways to divide the scores into n
-    and m, the share in which the rank sum of the n scores is at least as far from its expectation.
+    This is the p-value of the exact two-sided Mann-Whitney test: the share of all divisions of the
+    scores into n and m in which the rank sum of the n scores is at least as far from its
+    expectation.
     """
     pooled = np.concatenate([x, y])
-    # Midranks of equal scores may be fractions, which cannot be indices, so they are doubled.
+    # Midranks of equal scores may be fractions. The ranks are doubled, because indices must be
+    # whole numbers.
     ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
     total, n = int(ranks.sum()), len(x)
     ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]

@@ -202,7 +202,7 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    # The text "None" would make readers take the column for text, so the cell is empty.
+    # Programs would take a column with the text "None" for text, so the cell is empty.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 
@@ -236,7 +236,7 @@ def _probability(improvement: Improvement) -> str:
     """Return a probability as text; with few seeds, the number of pairs that `better` wins."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
-    # Few seeds give few pairs, which a count shows and a probability hides.
+    # With few seeds there are few pairs; a count shows this, and a probability would hide it.
     n = math.prod(improvement.seeds)
     wins = round(2 * improvement.probability * n) / 2
     return f"{wins:g} of {n} pair{'s' * (n > 1)}"

@@ -259,7 +259,7 @@ def _input(
 
 
 def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Finding]:
-    """Check the action outputs: checks 17 to 19 and v2-d of Unity's loader."""
+    """Check rules 17 to 19 and v2-d: the actions of the model and of the behavior."""
     action = spec.action_spec
     previous = model.inputs["prev_action"].shape[-1:] if "prev_action" in model.inputs else None
     if previous not in (None, (action.discrete_size,)):
@@ -278,7 +278,8 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Version 3 has each branch's size, version 2 their sum; 0 means no discrete actions.
+    # The constant has each branch's size in version 3, and the sum of the sizes in version 2; 0
+    # means no discrete actions.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)

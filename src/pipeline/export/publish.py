@@ -39,7 +39,8 @@ TOLERANCE = 1e-5
 ROUNDINGS = 4
 # With this many rows, every choice of a usual branch is the only allowed choice in some row.
 MASK_DRAWS = 1000
-# The sizes are one agent, and a number that divides no other size, to detect a fixed batch axis.
+# Two sizes of batches: one agent, and a number that divides no other size in a model, so that a
+# fixed batch axis is detected.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
 _FLOATS = {
@@ -164,7 +165,7 @@ def logits_of(branch: int) -> str:
 
 
 def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return hidden vectors [N, H] of one agent's N steps, and its memory after each [N, 1, M]."""
+    """Return the hidden vectors [N, H] and the memories [N, 1, M] after one agent's N steps."""
     import torch
 
     memory = obs[0].new_zeros(1, policy.memory_size)

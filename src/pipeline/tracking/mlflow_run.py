@@ -130,7 +130,7 @@ class MlflowRun(Sink):
         )
 
     def results(self, values: Mapping[str, float]) -> None:
-        """Write a stage's final numbers as `<stage>/<name>` at step 0; MLflow draws bars."""
+        """Write a stage's final numbers at step 0 as `<stage>/<name>`; MLflow draws them as bars."""
         # Values have six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
@@ -190,7 +190,8 @@ class MlflowRun(Sink):
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
-                # The earlier run has this policy, so this run ends, and becomes a child of it.
+                # The earlier run has this policy, so this run ends, and becomes a child of the
+                # earlier run.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
@@ -315,7 +316,7 @@ class MlflowRun(Sink):
     def _log_metrics(
         self, store: Store, points: Sequence[tuple[str, float, int]], *, now: bool = True
     ) -> Any:
-        """Write `(name, value, step)` points; return MLflow's handle if not `now`."""
+        """Write `(name, value, step)` points; if not `now`, return MLflow's handle of the write."""
         from mlflow.entities import Metric
 
         unix_ms = self._times[1] if self._times else int(time.time() * 1000)
@@ -425,7 +426,7 @@ class MlflowRun(Sink):
     def _of_same(self, store: Store, **more: str) -> list[Any]:
         """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
         quoted = {
-            # A text with a single quote, such as a git reference may be, is put in double quotes.
+            # A text that contains a single quote, as a git reference may, is put in double quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
             for name, text in (self._identity(store) | more).items()
         }

@@ -62,7 +62,7 @@ def tell(**facts: Any) -> None:
     if not path or not _job:
         return
     line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
-    # The file only serves a display, which must not fail a stage.
+    # The file only serves a display, and a stage must not fail because of a display.
     with contextlib.suppress(OSError):
         # Each line is a single write with O_APPEND, so that lines of several processes do not mix.
         # Without O_CREAT, the file is not made again after `pipeline run` has deleted it.

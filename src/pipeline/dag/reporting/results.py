@@ -197,7 +197,7 @@ def read_published(
 
     Args:
         path: a CSV file with the columns of `_COLUMNS`; its stem is the experiment's name.
-        tasks: environment and behavior of the tasks here, by the names that the file may use.
+        tasks: the tasks here, as pairs (environment, behavior), by each name that the file may use.
         note: replaces the note in the file.
 
     Raises:

@@ -94,7 +94,7 @@ def refuse_linked_results(root: Path) -> None:
 
 
 def refuse_files_of_the_future(params: Params) -> None:
-    """Refuse inputs and results with times in the future, which a wrong clock has set.
+    """Refuse inputs and results with modification times in the future, which a wrong clock has set.
 
     Snakemake would run the job, find its outputs older than such an input, and delete them.
 
@@ -145,7 +145,7 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and environment ids, and builds in a folder with the project.
+    """Refuse unknown simulators and environment ids, and builds in a folder that has the project.
 
     Modules may be files in the folder of params.yaml.
 

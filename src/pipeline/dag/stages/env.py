@@ -91,7 +91,7 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return the project's files from which the environment is made; [] if there are none."""
+    """Return the local files and folders from which the environment is made; [] without any."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "a build is expected here; correct `path`"

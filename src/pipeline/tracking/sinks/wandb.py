@@ -1,4 +1,4 @@
-"""Weights & Biases: a run with parameters and curves, kept in files without a login."""
+"""Weights & Biases: a run with parameters and curves, kept in files if there is no login."""
 
 from __future__ import annotations
 
