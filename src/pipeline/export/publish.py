@@ -165,7 +165,7 @@ def logits_of(branch: int) -> str:
 
 
 def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the hidden vectors [N, H] and the memories [N, 1, M] after one agent's N steps."""
+    """Return the hidden vectors [N, H] and the memories [N, 1, M] after each of an agent's N steps."""
     import torch
 
     memory = obs[0].new_zeros(1, policy.memory_size)

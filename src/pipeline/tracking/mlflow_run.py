@@ -130,7 +130,7 @@ class MlflowRun(Sink):
         )
 
     def results(self, values: Mapping[str, float]) -> None:
-        """Write a stage's final numbers at step 0 as `<stage>/<name>`; MLflow draws them as bars."""
+        """Write final numbers at step 0 as `<stage>/<name>`, which MLflow draws as bars."""
         # Values have six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
