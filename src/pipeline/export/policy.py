@@ -52,8 +52,8 @@ class OnnxPolicy:
         self._is_old = self.description.version == OLDEST_VERSION
         if not self._is_old and self.description.version != NEWEST_VERSION:
             raise ExportError(
-                f"{self._name}: version_number is {self.description.version}, only models of "
-                f"version {OLDEST_VERSION} and {NEWEST_VERSION} can be run here; export the policy "
+                f"{self._name}: version_number is {self.description.version}, but only models of "
+                f"the versions {OLDEST_VERSION} and {NEWEST_VERSION} can be run; export the policy "
                 "again"
             )
         findings = model_findings(self._model)

@@ -113,8 +113,8 @@ def record(
         masks = np.ones((n_rows, size)) if action_masks is None else action_masks
         if masks.shape != (n_rows, size):
             raise ExportError(
-                f"export: recorded action_masks are {list(masks.shape)}, wanted [{n_rows}, "
-                f"{size}]; record them with this behavior"
+                f"export: the recorded action_masks have the shape {list(masks.shape)}, not "
+                f"[{n_rows}, {size}]; record them with this behavior"
             )
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
@@ -165,7 +165,7 @@ def logits_of(branch: int) -> str:
 
 
 def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the hidden vectors [N, H] and the memories [N, 1, M] after each of an agent's N steps."""
+    """Return the hidden vectors [N, H] and the memories [N, 1, M] after an agent's N steps."""
     import torch
 
     memory = obs[0].new_zeros(1, policy.memory_size)
@@ -182,9 +182,9 @@ def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
     n_rows = {len(values) for values in obs}
     if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
         raise ExportError(
-            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}, "
-            f"wanted [rows, …] of {[list(shape) for shape in expected]} with the same rows, at "
-            "least one; record them with this behavior"
+            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}; "
+            f"wanted are arrays [rows, *shape] of the shapes {[list(shape) for shape in expected]} "
+            "with the same number of rows, at least one; record them with this behavior"
         )
     return n_rows.pop()
 
@@ -271,7 +271,7 @@ def publish(
         findings = publishing_findings(temporary, policy.spec)
         if findings:
             listed = "; ".join(str(finding) for finding in findings)
-            raise ExportError(f"{target}: the exported model breaks the ONNX contract: {listed}")
+            raise ExportError(f"{target}: the exported model breaks rules for ONNX files: {listed}")
         check = _Check(policy, temporary, target, recording)
         ties = check.same_actions()
         check.masks_hold()

@@ -220,7 +220,7 @@ def read_published(
     curves = _published_curves(path, lines)
     left_out = sorted({name for name, _ in curves} - {*tasks})
     if len(left_out) == len({name for name, _ in curves}):
-        text = f"has only {few(left_out, 6)}; the experiments here are of {few(sorted(tasks), 6)}"
+        text = f"has {few(left_out, 6)}, but the experiments here have {few(sorted(tasks), 6)}"
         raise SettingsError(f"{path}: {text}; write one of these names into the column environment")
     outcomes = []
     for (name, seed), points in sorted(curves.items()):
