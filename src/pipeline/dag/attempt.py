@@ -302,7 +302,6 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 
 
 def _publish(current: Attempt) -> None:
-    """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
     # An incomplete result must not replace a complete one, so all outputs are checked first.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]

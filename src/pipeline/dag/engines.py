@@ -272,7 +272,6 @@ def environment() -> dict[str, str]:
 
 
 def _checked_output(command: Sequence[str], root: Path) -> str:
-    """Run an engine and return its standard output; a StageError is raised if the engine fails."""
     result = _call(command, root)
     if result.returncode != 0:
         output = _LOG_HEADER.sub("", result.stderr or result.stdout).strip()

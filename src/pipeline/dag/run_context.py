@@ -220,7 +220,6 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
 
 
 def _data_of(run: Run, trainers: Iterable[TrainerSettings]) -> list[run_metadata.InputData]:
-    """Return the environment's build and each demonstration that the run reads."""
     name = run.experiment.environment
     built = f"build/env/{name}"
     facts = read_map(run.root / built / "environment.json")

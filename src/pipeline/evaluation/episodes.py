@@ -147,7 +147,6 @@ def _by_shown_name(
 
 
 def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
-    """Return whether a policy has the observations and actions of a behavior."""
     observed = {f"obs_{k}": tuple(obs.shape) for k, obs in enumerate(spec.observation_specs)}
     inputs = {
         name: info.shape[1:] for name, info in description.inputs.items() if name.startswith("obs_")
@@ -231,7 +230,6 @@ class _Counter:
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
-        """Add the last rewards of the agents' episodes, and count the episodes as ended."""
         agents = steps.agent_id.tolist()
         self._start(agents)  # an episode may end without a decision
         slots, rows = self._add(agents, steps)

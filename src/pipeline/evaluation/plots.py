@@ -81,7 +81,6 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each estimate as a short line, its interval as a bar, and its single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
@@ -136,7 +135,6 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _number(value: float) -> str:
-    """Return a number with four significant digits and a typographic minus sign."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -172,7 +172,6 @@ class _FrameBuffer:
         self._stride, self._n_seen = 1, 0
 
     def append(self, render: Callable[[], AnyArray]) -> None:
-        """Render and keep the picture of this step if its number is a multiple of the stride."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:
                 # Every second picture is deleted, so that the pictures stay evenly spaced in time.

@@ -92,8 +92,6 @@ def _error(rule: str, message: str) -> Finding:
 
 
 class _Model:
-    """The parts of a model that the checks use."""
-
     def __init__(self, model: onnx.ModelProto, deterministic: bool = False) -> None:
         self.constants = read_constants(model)
         self.inputs, self.outputs = inputs(model), outputs(model)

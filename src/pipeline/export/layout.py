@@ -175,7 +175,6 @@ def _n_unneeded(model: onnx.ModelProto) -> int:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """Yield a protobuf message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

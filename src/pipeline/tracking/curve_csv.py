@@ -258,7 +258,6 @@ class UpdatesCsvSink(Sink):
         self._last.clear()
 
     def _opened(self, behavior: str) -> _Last:
-        """Open the behavior's file, and write the header of a new file."""
         path = files.named(self._folder, behavior, ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         header = ",".join(UPDATES_HEADER) + "\n"

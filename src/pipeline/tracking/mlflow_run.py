@@ -341,7 +341,6 @@ class MlflowRun(Sink):
         self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
 
     def _describe(self, store: Store, metadata: RunMetadata, tree: Path) -> None:
-        """Write the run's inputs as datasets with digests, and its note and configuration."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs, tags = [], {mlflow_store.NOTE: metadata.note}

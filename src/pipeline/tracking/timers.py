@@ -123,7 +123,6 @@ class TimersSink(Sink):
         }
 
     def _parts(self) -> dict[str, Any]:
-        """Return the parts of learning under ML-Agents' names."""
         seconds = self._exact if self._exact is not None else self._summed()
         environment, wire = seconds.get("environment", 0.0), seconds.get("wire", 0.0)
         update, compiling = seconds.get("update", 0.0), seconds.get("compile", 0.0)
@@ -138,7 +137,6 @@ class TimersSink(Sink):
         }
 
     def _summed(self) -> dict[str, float]:
-        """Return seconds by part up to the last summary."""
         spent = list(self._seconds.values())
         # Behaviors step together and report the same seconds of stepping, so the maximum is taken.
         return {

@@ -106,7 +106,6 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
 
 
 def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path) -> Path:
-    """Build a Unity project, and return the path of the player in `folder`."""
     from pipeline.envs.sources.unity_build import build
 
     player = build(source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log")

@@ -202,7 +202,6 @@ def _file_name(text: str) -> str:
 
 
 def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
-    """Return the points of all learning curves: interquartile mean over seeds, and interval."""
     points = []
     for task, shown in zip(tasks, charts, strict=True):
         for one in (one for chart in shown for one in chart.series):

@@ -201,7 +201,6 @@ class StatsWriterSink(Sink):
         self._tell("write_stats", behavior, summaries, step)
 
     def _tell(self, method: str, *values: Any) -> None:
-        """Call a method of every writer, and afterwards raise their errors together."""
         failed: list[tuple[str, Exception]] = []
         for writer in self._writers:
             try:

@@ -115,7 +115,6 @@ for_run = TensorBoardSink
 
 
 def _histogram(values: Sequence[float]) -> Any:
-    """Return a histogram of the values [N] with bins of equal width."""
     numbers = np.asarray(values, dtype=np.float64)
     # In TensorBoard's default buckets, returns from 480 to 500 would be in one bucket.
     counts, edges = np.histogram(numbers, bins=min(_MAX_BINS, max(1, len(numbers))))
