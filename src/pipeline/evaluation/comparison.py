@@ -175,7 +175,7 @@ class Task:
     target: float | None
     """Mean return at which the task counts as learned; None without curves."""
     fraction: float
-    """Where `target` is between the lowest start and the best end: 0 is the start, 1 the end."""
+    """Position of `target` between the lowest start (0) and the best end (1); see `scale_of`."""
     scale: tuple[float, float] | None
     """Lowest start and best end of the experiments, in units of the return; None without curves."""
     standings: tuple[ExperimentScore, ...]
