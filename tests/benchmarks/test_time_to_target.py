@@ -66,7 +66,7 @@ def test_time_ratio_is_a_lower_bound_if_mlagents_did_not_reach_the_target():
     assert peer[4] == "> 900"
 
 
-def test_time_to_target_measures_our_trainers_and_the_trainers_of_the_peer_alternately():
+def test_time_to_target_measures_our_trainers_and_the_trainers_of_mlagents_alternately():
     turns = ["xqc", "peer-ppo", "ppo", "peer-sac", "sac"]
     assert ttt.TASKS["balance_ball"].trainers == turns
 

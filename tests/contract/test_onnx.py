@@ -284,5 +284,7 @@ def test_model_of_an_unknown_version_is_refused(models):
     for tensor in model.graph.initializer:
         if tensor.name == "version_number":
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.ones(1, np.float32), tensor.name))
-    with pytest.raises(ExportError, match=r"version_number is 1, only models of version 2 and 3"):
+    with pytest.raises(
+        ExportError, match="version_number is 1, but only models of the versions 2 and 3"
+    ):
         OnnxPolicy(model)

@@ -284,7 +284,7 @@ def agents(count: int) -> bytes:
     return message.SerializeToString() * count
 
 
-def test_message_with_too_many_agents_is_refused_with_its_behavior():
+def test_message_with_too_many_agents_is_refused_and_its_behavior_is_named():
     spec = BehaviorSpec([ObservationSpec((1,), (1,), 0, "")], ActionSpec(1, ()))
     with pytest.raises(
         UnitySpecificationException, match="has 131073 agents of the behavior Crowd"

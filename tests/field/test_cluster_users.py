@@ -88,7 +88,9 @@ def test_run_is_saved_if_trainer_and_environments_get_sigterm_together(
 
 
 @pytest.mark.slow
-def test_last_saved_state_stays_if_environments_cannot_be_restarted(packed, tmp_path, monkeypatch):
+def test_last_saved_state_is_kept_if_environments_cannot_be_restarted(
+    packed, tmp_path, monkeypatch
+):
     """The last resume point stays, and the message names its step."""
     stop = StopsAll(120, 119)
     message, settings = stopped(
@@ -101,7 +103,7 @@ def test_last_saved_state_stays_if_environments_cannot_be_restarted(packed, tmp_
     assert resumes_exactly(tmp_path / "run", settings)
 
 
-def test_evaluation_stopped_with_its_environment_exits_with_143():
+def test_stage_exits_with_code_143_if_sigterm_comes_just_after_its_environment_has_ended():
     """The environment's end is noticed before the signal comes."""
 
     began, main = time.monotonic(), threading.get_ident()

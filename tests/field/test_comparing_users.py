@@ -153,7 +153,7 @@ def evaluated_runs(
 PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
 
 
-def test_compare_states_reservations_about_three_seeds_and_unequal_training_steps(tmp_path, capsys):
+def test_compare_warns_of_few_seeds_and_unequal_training_steps(tmp_path, capsys):
     """PPO with 12,000 steps and SAC with 8,000: the conclusion and its reservations."""
     evaluated_runs(tmp_path, "a", PPO, steps=12_000)
     evaluated_runs(tmp_path, "b", SAC, steps=8_000)
@@ -197,7 +197,7 @@ def test_compare_states_reservations_about_three_seeds_and_unequal_training_step
     ],
     ids=["no overlap", "equal", "one seed"],
 )
-def test_first_line_of_compare_states_the_conclusion_for_equal_budgets(
+def test_second_line_of_compare_states_the_conclusion_for_equal_budgets(
     a, b, said, tmp_path, capsys
 ):
     evaluated_runs(tmp_path, "a", a, steps=8_000, last=5_000)
@@ -345,7 +345,7 @@ def guessing(root: Path, stochastic: dict[str, dict]) -> Params:
     return params
 
 
-def test_stochastic_evaluation_is_used_by_the_stage_and_named_in_the_report(here):
+def test_stage_evaluate_samples_actions_if_stochastic_is_set_and_the_report_says_so(here):
     params = guessing(here, {"best": {}, "drawn": {"stochastic": True}})
     best, drawn = (
         json.loads((here / f"results/evaluate/{name}/seed1/metrics.json").read_text())["Guess"]
@@ -363,7 +363,7 @@ def test_stochastic_evaluation_is_used_by_the_stage_and_named_in_the_report(here
     (task,) = (task for task in compare(outcomes(here, params)) if task.behavior == "Guess")
     how = "with stochastic actions of drawn, and deterministic ones of the others."
     assert tables.notes(task)[0] == f"Returns are of the exported policies, {how}"
-    assert any("set `evaluation.stochastic` alike" in caution for caution in tables.cautions(task))
+    assert any("give `evaluation.stochastic` the same" in one for one in tables.cautions(task))
 
 
 THREE = {"environment": "walk", "seeds": [1, 2, 3]}

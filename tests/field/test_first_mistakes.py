@@ -66,7 +66,7 @@ def test_run_that_ends_before_its_first_update_logs_a_warning(
 @pytest.mark.parametrize(
     ("kind", "end"), [("ppo", "an update has only one minibatch"), ("sac", "nothing is learned")]
 )
-def test_batch_size_above_buffer_size_is_warned_about(kind, end, tmp_path, capsys):
+def test_config_check_warns_if_batch_size_is_above_buffer_size(kind, end, tmp_path, capsys):
     (text,) = checked(tmp_path, capsys, trainer(kind, batch_size=65, buffer_size=64))
     assert text == (
         "default_settings: hyperparameters.batch_size 65 is above hyperparameters.buffer_size 64: "
@@ -97,7 +97,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("key", LATE)
-def test_interval_longer_than_max_steps_is_warned_about(key, tmp_path, capsys):
+def test_config_check_warns_if_an_interval_is_longer_than_max_steps(key, tmp_path, capsys):
     (section, effect), settings = LATE[key], trainer("sac", buffer_init_steps=0)
     (tmp_path / "a.demo").touch()
     text = str(section).replace("'.'", f"'{tmp_path}'")
@@ -108,7 +108,7 @@ def test_interval_longer_than_max_steps_is_warned_about(key, tmp_path, capsys):
     assert checked(tmp_path, capsys, settings) == []
 
 
-def test_sequence_length_above_time_horizon_is_warned_about(tmp_path, capsys):
+def test_config_check_warns_if_sequence_length_is_above_time_horizon(tmp_path, capsys):
     settings = trainer("ppo", buffer_size=1000, batch_size=1000)
     memory = {"memory": {"sequence_length": 65}}
     settings["default_settings"]["network_settings"] |= memory

@@ -205,7 +205,7 @@ def test_multidiscrete_observation_whose_values_start_at_1_instead_of_0_is_refus
 # The mask inside the observation.
 
 
-def test_key_action_mask_in_a_dict_observation_is_used_as_the_action_mask(caplog):
+def test_entry_action_mask_of_a_dict_observation_is_used_as_the_action_mask(caplog):
     """ray#9536, ray#20390."""
     caplog.set_level(logging.INFO)
     sim = simulator(*(field_environments.MaskInsideObservation() for _ in range(2)))
@@ -370,7 +370,7 @@ def test_action_mask_of_the_last_observation_of_an_episode_may_forbid_every_acti
     assert decisions.action_mask[0].tolist() == [[False, False, True]]
 
 
-def test_key_action_mask_of_a_wrong_size_is_refused_and_key_mask_stays_an_observation():
+def test_entry_action_mask_of_wrong_size_is_refused_and_entry_mask_stays_an_observation():
     with pytest.raises(SettingsError, match=r"'action_mask' has 6 entries, but .* have 5 choices"):
         masked(spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3]), np.ones((2, 3)))
     image = masked(spaces.Box(0, 1, (2, 3)), spaces.Discrete(2), np.ones((2, 3)), mask_key="mask")
@@ -456,7 +456,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("name", RETURNED)
-def test_wrong_return_value_of_an_environment_is_reported_with_its_line(name):
+def test_wrong_return_value_of_an_environment_is_reported_with_the_line_of_its_method(name):
     kind, (method, given, asked) = getattr(field_environments, name), RETURNED[name]
     sim = simulator(kind())
     with pytest.raises(UnityEnvironmentException) as refused:
@@ -469,7 +469,7 @@ def test_wrong_return_value_of_an_environment_is_reported_with_its_line(name):
     )
 
 
-def test_wrapped_environment_with_old_step_signature_is_refused_with_its_line():
+def test_wrapped_environment_with_old_step_signature_is_refused_with_the_line_of_step():
     sim = simulator(TimeLimit(field_environments.GymBefore26(), 5))
     steps_of(sim)
     with pytest.raises(UnityEnvironmentException, match=r"GymBefore26: step\(\) \(field_envi") as e:
@@ -530,7 +530,7 @@ def test_missing_reward_of_a_turn_based_environment_is_reported():
         sim.reset()
 
 
-def test_environment_that_calls_sys_exit_is_refused_with_its_line(tmp_path):
+def test_environment_that_calls_sys_exit_is_refused_with_the_line_of_the_call(tmp_path):
     env, settings = field_environments.Exits(), {"default_settings": {}}
     said = r"it calls sys\.exit\('no license'\) \(field_environments\.py:"
     with pytest.raises(UnityEnvironmentException, match=said):

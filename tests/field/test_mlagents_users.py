@@ -101,7 +101,7 @@ def test_recordings_of_two_behaviors_are_not_merged(tmp_path: Path):
     ],
     ids=["behaviors", "parameters", "arguments"],
 )
-def test_file_with_more_than_50000_values_is_refused(tmp_path, text):
+def test_trainer_file_with_more_than_50000_values_is_refused(tmp_path, text):
     """Regression: reading took more than ten seconds; now it stops at the limit."""
     path = tmp_path / "trainer.yaml"
     path.write_text(text)
@@ -109,7 +109,7 @@ def test_file_with_more_than_50000_values_is_refused(tmp_path, text):
         load_run_settings(path)
 
 
-def test_file_with_more_than_1024_behaviors_is_refused(tmp_path):
+def test_trainer_file_with_more_than_1024_behaviors_is_refused(tmp_path):
     """Regression: 20,000 short behaviors took four seconds, below the limit of values."""
     path = tmp_path / "trainer.yaml"
     path.write_text("behaviors:\n" + "".join(f"  B{i}: {{}}\n" for i in range(1025)))
@@ -495,7 +495,7 @@ def test_invalid_port_number_is_refused(options, said, games: Path):
     assert message.endswith("must be a number from 0 to 65535")
 
 
-def test_dotted_keys_are_split_at_any_depth_except_in_names():
+def test_dotted_keys_of_overrides_are_split_except_in_names_of_behaviors_and_parameters():
     overrides = {
         "behaviors": {
             "My.Behavior": {
@@ -537,6 +537,6 @@ def test_unbounded_action_space_is_refused_with_the_command_for_action_scale():
     assert "`pipeline env build NAME --option action_scale=1 -o FILE`" in message
 
 
-def test_error_for_environment_without_state_names_missing_methods():
+def test_error_about_an_environment_that_cannot_save_its_state_names_the_missing_methods():
     message = no_state(object())
     assert message.endswith("; give the environment get_state() and set_state(state)")

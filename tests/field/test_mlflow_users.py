@@ -73,7 +73,9 @@ def files_in(root: Path) -> dict[str, str]:
     }
 
 
-def test_repeated_training_with_the_same_bytes_keeps_its_mlflow_row(project: Path):
+def test_training_repeated_with_an_equal_result_keeps_the_mlflow_row_of_the_first_training(
+    project: Path,
+):
     (row,) = {ran(project, stage) for stage in STAGES}
     before = in_mlflow(uri_of(project))
     again = ran(project, "train")

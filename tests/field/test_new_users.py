@@ -121,7 +121,7 @@ def test_folder_with_two_programs_is_refused_with_both_names(here, refused, name
     assert not Path("game").exists()
 
 
-def test_path_to_a_player_in_params_yaml_means_its_folder(here):
+def test_player_path_in_params_yaml_means_the_folder_of_the_player(here):
     """A person who writes `path: builds/MyGame.x86_64` by hand gets what `init` writes."""
     player(here / "builds")
     (here / "plain").write_text("#!/bin/sh\n")
@@ -215,7 +215,7 @@ def test_snakemake_accepts_each_profile_of_a_project(here, profile):
         (["--env", "push_together"], "poca", 48, 16384),
     ],
 )
-def test_project_has_a_short_run_and_the_chosen_trainer(
+def test_new_project_has_a_short_run_and_the_chosen_trainer(
     here, monkeypatch, words, kind, n_agents, steps
 ):
     """Regression: the first run in the README had up to a million steps."""

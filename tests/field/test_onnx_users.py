@@ -45,7 +45,7 @@ SPACES = {
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("space", SPACES)
-def test_onnx_inputs_and_outputs_have_mlagents_order(space, memory):
+def test_onnx_inputs_and_outputs_are_in_the_order_of_mlagents(space, memory):
     size = {"memory": 8} if memory else {}
     policy = reference.policy(**SPACES[space], **size)
     graph = build_model(policy).graph

@@ -140,7 +140,7 @@ def test_command_printed_for_a_run_without_a_policy_resumes_the_run(
     assert pasted(command) == expected
 
 
-def test_environment_name_keeps_a_gymnasium_id_with_a_slash(tmp_path: Path):
+def test_name_of_an_environment_keeps_the_slash_of_a_gymnasium_id(tmp_path: Path):
     """Regression: the printed command had `--env Pong-v5`, which is not an environment."""
     for env, name in (("gymnasium:ALE/Pong-v5", "gymnasium:ALE/Pong-v5"), ("a/Game", "Game")):
         (tmp_path / "configuration.yaml").write_text(f"env_settings: {{env_path: '{env}'}}\n")

@@ -306,7 +306,7 @@ def test_resume_with_another_network_is_refused_before_environments_start(
     assert (finished / "Toy" / "checkpoint.pt").read_bytes() == content
 
 
-def test_resume_with_other_settings_and_the_same_network_continues(finished, tmp_path):
+def test_run_continues_if_resumed_with_other_settings_and_the_same_network(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     changes = {"max_steps": 200, "hyperparameters": {"batch_size": 16, "buffer_size": 64}}
     result = train(tmp_path / "run", changes, resume=True)

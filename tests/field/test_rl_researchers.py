@@ -51,7 +51,7 @@ def few_allowed(n_rows: int) -> Rollout:
     )
 
 
-def test_sac_temperature_falls_if_masked_policy_exceeds_target_entropy():
+def test_sac_temperature_falls_if_the_entropy_of_a_masked_policy_is_above_the_target():
     """rlkit#75, rlkit#50, sac-discrete.pytorch#15: it grew without end."""
     hyperparameters = {"batch_size": 50, "learning_rate": 1e-2, "init_entcoef": 0.1}
     network = {"hidden_units": 8, "num_layers": 1}
@@ -106,7 +106,7 @@ def test_normalizer_of_observations_near_zero_equals_a_slow_reference_bit_for_bi
     assert torch.equal(normalizer.squared, squared)
 
 
-def test_normalizer_without_rows_takes_its_mean_from_the_first_rows():
+def test_normalizer_that_has_seen_no_rows_takes_its_mean_from_the_first_rows():
     normalizer = RunningNormalizer(1)
     normalizer.update(torch.zeros(0, 1))
     # The same keys as in earlier versions, so that old and new checkpoints load.

@@ -171,7 +171,7 @@ def test_pipeline_run_warns_of_results_without_a_snakemake_record(
     assert run._changed("snakemake", tmp_path, []) == ("report",)
     said = (
         "Snakemake has no record of 2 results (the first is export@one-1), because DVC made them "
-        "or they were copied. For these it notices edited files, and edited settings only if "
-        "dvc.lock has them; `pipeline sync` writes the records."
+        "or they were copied. For these results it notices edited files, but edited settings only "
+        "if dvc.lock has the result; `pipeline sync` writes the records."
     )
     assert [record.getMessage() for record in caplog.records] == ([said] if first else [])

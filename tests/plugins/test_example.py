@@ -83,7 +83,9 @@ def test_reward_signal_and_all_other_parts_of_the_example_work_in_one_run(tmp_pa
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
-def test_the_trainer_explores_among_allowed_choices_with_probability_epsilon(epsilon: float):
+def test_trainer_of_the_example_explores_among_allowed_choices_with_probability_epsilon(
+    epsilon: float,
+):
     from example_plugin.dqn import DQN
 
     spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(0, (4, 3)))
@@ -106,7 +108,7 @@ def test_the_trainer_explores_among_allowed_choices_with_probability_epsilon(eps
     assert not (actions[:, 0] == 1).any()
 
 
-def test_the_sink_of_a_resumed_run_deletes_the_repeated_steps(tmp_path: Path):
+def test_sink_of_the_example_deletes_the_steps_that_a_resumed_run_repeats(tmp_path: Path):
     from example_plugin.sink import JsonLinesSink
 
     path = tmp_path / "run/summaries.jsonl"
@@ -122,7 +124,7 @@ def test_the_sink_of_a_resumed_run_deletes_the_repeated_steps(tmp_path: Path):
         assert [line["step"] for line in lines if line["behavior"] == behavior] == [1, 2, 3, 4]
 
 
-def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
+def test_sink_of_the_plug_in_guide_keeps_the_best_return(tmp_path: Path):
     page = (EXAMPLE.parents[1] / "docs/how-to/plugins.md").read_text()
     section = page.partition("\n## Sink\n")[2].partition("```python\n")[2]
     names: dict = {}
@@ -189,7 +191,7 @@ def test_settings_that_the_example_does_not_support_are_refused(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_the_packed_simulator_is_a_standalone_and_reproducible_executable(
+def test_packed_simulator_of_the_example_is_a_standalone_and_reproducible_executable(
     tmp_path: Path, monkeypatch
 ):
     programs = [pack.pack("corridor", tmp_path / name, n_agents=4) for name in ("one", "again")]
@@ -207,7 +209,7 @@ def test_the_packed_simulator_is_a_standalone_and_reproducible_executable(
     assert programs[0].read_bytes() == programs[1].read_bytes()
 
 
-def test_the_simulator_is_registered_and_its_expert_always_succeeds():
+def test_simulator_of_the_example_is_registered_and_its_expert_always_succeeds():
     assert registry.entry("corridor").summary.startswith("Find the lit end")
     env, act = registry.make("corridor", seed=1, n_agents=8), registry.expert("corridor")
     ((decision, _),) = env.reset().values()

@@ -120,7 +120,9 @@ def test_too_little_memory_gives_a_one_line_error_and_exit_code_two(monkeypatch,
     assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
 
 
-def test_mistake_gives_a_one_line_error_and_debug_adds_the_traceback(tmp_path, monkeypatch, capsys):
+def test_mistake_gives_a_one_line_error_and_the_option_debug_adds_the_traceback(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -160,7 +162,9 @@ def test_recorded_episodes_are_equal_for_equal_seeds(tmp_path, capsys):
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
+def test_ui_without_dag_runs_says_so_and_names_the_command_for_curves_of_learn_runs(
+    tmp_path, monkeypatch, capsys, caplog
+):
     caplog.set_level(logging.INFO)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -177,7 +181,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_mlflow_startup_line_is_shown_only_with_debug(level, caplog, capsys):
+def test_startup_line_of_mlflow_is_shown_only_at_debug_level(level, caplog, capsys):
     caplog.set_level(level, "pipeline")
     noise, error = "[MLflow] Security middleware enabled with default settings\n", "no space\n"
     ui.forward_log([noise.encode(), error.encode()])

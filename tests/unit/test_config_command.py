@@ -44,7 +44,7 @@ def run(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_check_with_full_prints_every_setting(here, capsys):
+def test_config_check_with_full_prints_every_setting(here, capsys):
     settings = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
     assert settings["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
     assert settings["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
@@ -54,7 +54,7 @@ def test_check_with_full_prints_every_setting(here, capsys):
     assert settings["environment_parameters"] is None
 
 
-def test_check_without_full_prints_a_short_verdict(here, capsys):
+def test_config_check_without_full_prints_a_short_verdict(here, capsys):
     files = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
     assert run(capsys, "check", "old.yaml", *files).splitlines() == [
         "old.yaml: can be used.",
@@ -79,7 +79,7 @@ def test_upgrade_command_printed_by_check_works(here, capsys, caplog):
         (here / "old.new.yaml").unlink()
 
 
-def test_check_names_behaviors_and_missing_demonstrations(here, capsys):
+def test_config_check_names_behaviors_and_missing_demonstrations(here, capsys):
     (here / "new.yaml").write_text(
         "behaviors:\n  Walker:\n    behavioral_cloning: {demo_path: no.demo}\n  Ball: {}\n"
     )
@@ -89,7 +89,7 @@ def test_check_names_behaviors_and_missing_demonstrations(here, capsys):
     assert lines[3].startswith(f"  not here: {place}: no.demo does not exist; ")
 
 
-def test_check_and_learn_refuse_missing_demonstrations_in_the_same_words(here, capsys):
+def test_config_check_and_learn_refuse_missing_demonstrations_in_the_same_words(here, capsys):
     """Regression: `check` reported "can be used", and `learn` refused the file."""
     (here / "new.yaml").write_text("behaviors: {A: {behavioral_cloning: {demo_path: no.demo}}}\n")
     assert cli.main(["learn", "new.yaml"]) == 2
@@ -112,7 +112,7 @@ def test_missing_demonstrations_are_reported_together_with_other_mistakes(here, 
     assert second.startswith(f"error: {at}")
 
 
-def test_check_of_a_curriculum_file_without_a_trainer_file_lists_the_curriculum_parameters(
+def test_config_check_of_only_a_curriculum_file_lists_the_parameters_of_the_curriculum(
     here, capsys
 ):
     lines = run(capsys, "check", "Walker.json").splitlines()
@@ -123,7 +123,7 @@ def test_check_of_a_curriculum_file_without_a_trainer_file_lists_the_curriculum_
 
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
-def test_check_with_full_converts_a_curriculum_or_sampler_file_without_a_trainer_file(
+def test_config_check_with_full_converts_a_curriculum_or_sampler_file_by_itself(
     here, capsys, file, name
 ):
     settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
@@ -183,7 +183,7 @@ def test_upgrade_with_verbose_lists_every_change_with_its_line(here, capsys):
     assert lines[-1].startswith("Wrote new.yaml; read again, it gives the same settings")
 
 
-def test_upgraded_file_begins_with_its_origin_and_warnings(here, capsys):
+def test_comments_of_an_upgraded_file_name_the_old_file_and_list_warnings(here, capsys):
     run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
     header = [line for line in (here / "new.yaml").read_text().splitlines() if line[0] == "#"]
     assert header[0] == "# Written by `pipeline config upgrade` from old.yaml."
@@ -191,7 +191,7 @@ def test_upgraded_file_begins_with_its_origin_and_warnings(here, capsys):
     assert any("Walker.burn_in_ratio: no equivalent" in line for line in header)
 
 
-def test_upgraded_file_notes_repeated_keys_of_the_old_file(here, capsys):
+def test_comments_of_an_upgraded_file_list_repeated_keys_of_the_old_file(here, capsys):
     (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
     note = "old.yaml:13: batch_size: written twice, first in line 11; the last value is used"
     assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--verbose")

@@ -298,7 +298,7 @@ def test_example_notebook_runs_to_its_end(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_example_with_user_defined_parts_trains_is_stopped_by_its_callback_acts_and_continues(
+def test_example_of_own_parts_is_stopped_by_its_callback_plays_an_episode_and_continues(
     tmp_path: Path,
 ):
     shutil.copytree(ROOT / "examples/own_parts", tmp_path / "own")

@@ -91,7 +91,7 @@ def test_glob_characters_in_a_file_name_are_taken_literally(tmp_path):
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_process_is_refused_a_locked_folder_with_the_id_of_the_process_that_holds_the_lock(
+def test_locked_folder_is_refused_with_the_id_of_the_process_that_holds_the_lock(
     tmp_path,
 ):
     folder = tmp_path / "results" / "first"
@@ -160,7 +160,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_file_name_of_a_behavior_is_its_behavior_name(name, tmp_path):
+def test_file_of_a_behavior_has_the_name_of_the_behavior(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
     files.write_whole(path, "x")  # with the suffix of the temporary file

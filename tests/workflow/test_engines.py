@@ -60,7 +60,7 @@ def of_experiment(name: str, *stages: str, seeds: tuple[int, ...] = (1, 2)) -> l
     return [f"{stage} {name} --seed {seed}" for stage in stages for seed in seeds]
 
 
-def test_each_run_is_evaluated_before_the_next_run_is_trained(built):
+def test_runs_are_evaluated_soon_after_their_training_and_not_after_all_trainings(built):
     """The first score comes after one training, not after all; Snakemake has two cores here."""
     root, engine, _ = built
     order = (root.parent / "first.log").read_text().splitlines()
@@ -293,7 +293,7 @@ def test_pipeline_run_shows_the_end_of_the_log_of_a_failed_stage(toy):
     assert completed.stdout == ""
 
 
-def test_a_second_clone_pulls_from_the_remote_of_dvc_and_only_evaluates(tmp_path: Path):
+def test_clone_that_pulled_from_the_dvc_remote_reruns_only_the_changed_evaluation(tmp_path: Path):
     root, clone = copy_project(tmp_path / "project"), tmp_path / "clone"
     text = Path(__file__).with_name("swept.yaml").read_text()
     set_params(root, text[: text.index("sweeps:")])

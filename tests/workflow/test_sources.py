@@ -60,7 +60,7 @@ def test_a_stage_depends_on_whole_packages_but_not_on_other_stages():
     assert "src/pipeline/dag/reporting/report.html.j2" in sources.watched(ROOT, "report")
 
 
-def test_env_stage_depends_on_all_sources_that_are_packed():
+def test_stage_env_depends_on_all_sources_that_are_packed_into_executables():
     packed = {f"{name}.py" for name in pack._MODULES} | {f"{f}/__init__.py" for f in pack._FOLDERS}
     files = set(sources.watched(ROOT, "env"))
     assert {f"src/pipeline/{name}" for name in packed} <= files

@@ -74,7 +74,7 @@ def test_best_trial_of_a_sweep_runs_after_the_ranking_and_again_if_the_ranking_c
 
 
 @pytest.mark.parametrize("first", [SNAKEMAKE], indirect=True, ids=["snakemake"])
-def test_changed_thread_counts_rerun_training_but_other_changed_resources_rerun_nothing(
+def test_changed_threads_rerun_training_but_other_changed_resources_rerun_only_the_report(
     first, tmp_path
 ):
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
@@ -86,7 +86,7 @@ def test_changed_thread_counts_rerun_training_but_other_changed_resources_rerun_
     assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE)
 
 
-def test_snakemake_targets_run_only_the_named_subset(toy: Path):
+def test_snakemake_target_of_a_subset_or_a_sweep_runs_only_the_jobs_of_this_target(toy: Path):
     assert ran(toy, *SNAKEMAKE, "--", "results/quick") == [
         "env balance_ball",
         *sorted(runs(*ALL_OF, of="ball", seed=1)),
@@ -101,7 +101,7 @@ def test_snakemake_targets_run_only_the_named_subset(toy: Path):
     )
 
 
-def test_pipeline_run_accepts_a_subset_and_dvc_accepts_a_single_stage(toy: Path):
+def test_pipeline_run_accepts_a_subset_and_a_stage_and_dvc_repro_a_pattern_of_stages(toy: Path):
     command = ("python", "-m", "pipeline.cli.main", "run", "quick", "--engine", "dvc")
     assert ran(toy, *command, "--stage", "train") == [
         "env balance_ball",

@@ -1,7 +1,7 @@
 """`python -m pipeline.dag STAGE ...`: run a stage of the project in the working folder.
 
-For projects of `pipeline init`, which have no folder of scripts. The scripts of a checkout start
-the code of that checkout instead, even if another version is installed.
+Projects of `pipeline init` use this command, because they have no folder of scripts. A checkout has
+scripts, which start the code of the checkout even if another version is installed.
 """
 
 import importlib

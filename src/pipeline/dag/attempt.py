@@ -1,4 +1,4 @@
-"""An attempt at a job: run in a scratch folder under a lock, resumable, published as a whole.
+"""Attempts at jobs: an attempt locks its job, can be resumed, and publishes all outputs at its end.
 
 Both engines delete a stage's declared outputs before they rerun it, so work in progress is in
 `results/.work/<stage>/<instance>/`, which is no declared output:
@@ -12,10 +12,10 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     kept/          a copy of a finished attempt's outputs, for stages that take long
 
 If a job is killed after its stage has succeeded and before the engine has recorded the job, the
-engine deletes the outputs. Then the next attempt takes the outputs from `kept`: the engine's retry,
-which workflow/rules/common.smk marks by PIPELINE_RETRY, or the first call of Snakemake after a call
-that was killed. A job of DVC also uses `kept` after an edit that only changes how values are
-written. A job that the user forces the engine to run does all its work again.
+engine deletes the outputs. The next attempt then takes them from `kept` if it is a retry by the
+engine (workflow/rules/common.smk sets PIPELINE_RETRY), or if it belongs to the first Snakemake call
+after a call that was killed. A job of DVC also uses `kept` if an edit has only changed how
+parameter values are written. A job that the user forces the engine to run does all its work again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemak
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One stage of the DAG for one instance of it, with inputs and outputs.
+    """A stage of the DAG for one of its instances, with inputs and outputs.
 
     Paths are relative to the project.
     """
@@ -154,7 +154,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Make libraries write temporary files into a folder that the next attempt deletes."""
+    """Make libraries write temporary files into `folder`, which is deleted after the block."""
     before = tempfile.tempdir
     folder.mkdir(exist_ok=True)
     # TMPDIR would have no effect: `tempfile` reads it only once in a process.
@@ -167,11 +167,11 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
-    """Return the attempt, with the scratch folder of an earlier attempt if that can be used.
+    """Return the attempt, and prepare its scratch folder.
 
-    The earlier folder is used if the earlier attempt had the same fingerprint and did not finish.
-    The outputs of an earlier attempt that finished are used if the engine has lost them, or if
-    DVC's parameters were only written differently.
+    The files in `run` are kept if an earlier attempt had the same fingerprint and did not finish.
+    If it finished, its outputs are used if the engine has lost them, or if DVC runs the job only
+    because parameter values are now written differently.
     """
     src = sources.src_of(code_of(root))
     # Only sources that the stage imports count: an edit of other code must not discard the stage's
@@ -183,8 +183,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     before = read_map(folder / "attempt.json")
     # Without a readable record, `finished` is True, so that unknown files are never resumed.
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
-    # A recorded call other than the present one belongs to a Snakemake that was killed:
-    # `note_finished` removes the call of a Snakemake that ended in order.
+    # An entry `call` with another id than the present call's means that the earlier call of
+    # Snakemake was killed: `note_finished` removes the entry after a call that has ended.
     copy = folder / "kept"
     # The copy is only used if the engine has lost the result: a user who forces a stage wants it to
     # run again, although nothing has changed.
@@ -221,7 +221,10 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
 
 def _is_respelled(root: Path) -> bool:
-    """Return whether DVC has recorded the same parameter values, written differently."""
+    """Return whether a parameter is written differently in dvc.lock than in its file.
+
+    The caller has checked that the values are the same.
+    """
     # If dvc.yaml is in another folder, DVC writes its path and a colon before the stage's name.
     stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
@@ -250,7 +253,7 @@ def digest_of(path: Path) -> str:
     if not path.is_dir():
         return files.sha256_of(path)
     within = sorted(p for p in path.rglob("*") if p.is_file())
-    # Snakemake writes a hidden marker file
+    # Snakemake writes a hidden marker file into folders of outputs.
     seen = [p for p in within if not p.name.startswith(".")]
     # Paths are relative, so that a project has the same digests in every place.
     return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
@@ -290,24 +293,23 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     if changed:
         current.facts["changed_meanwhile"] = changed
         _log.warning(
-            "%s: changed while it ran: %s. The engine will record the result with the new state, "
-            "although it was made with the earlier state; force the job to run again if that "
-            "matters.",
+            "%s: changed while it ran: %s. The engine will record the result as made from the "
+            "changed files, although it was made from the earlier ones; if that matters, force the "
+            "job to run again.",
             job.name,
             ", ".join(changed),
         )
 
 
 def _publish(current: Attempt) -> None:
-    """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
     # An incomplete result must not replace a complete one, so all outputs are checked first.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
-        # The copy is made now, because the outputs are moved away below. A retry publishes it if
-        # the engine has lost the outputs.
+        # The copy is made now, because the outputs are moved away below. A retry publishes the copy
+        # if the engine has lost the outputs.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in outputs.items():
         target, old = current.root / path, current.folder / "old"
@@ -345,9 +347,9 @@ def _mark(current: Attempt, *, finished: bool) -> None:
 
 
 def note_finished(root: Path, call: str) -> None:
-    """Note in each finished attempt of a call of Snakemake that Snakemake has recorded the job.
+    """Mark the finished attempts of a Snakemake call as recorded by Snakemake.
 
-    To be called after the call has ended.
+    This function must be called after the Snakemake call has ended; `call` is its id.
     """
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)

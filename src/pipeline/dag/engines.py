@@ -60,13 +60,14 @@ class State:
 
 def dvc_state(root: Path) -> State:
     """Return the stages that `dvc status` reports as changed, and the files that changed."""
-    # The command line is used, because dvc.api, DVC's Python interface, has no status.
+    # The command line is used, because dvc.api, DVC's Python interface, has no status function.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
         stages = json.loads(result.stdout or "{}")
-        # `always changed` means the first stage of a project without `src`: it always runs.
+        # In a project without `src`, the first stage always runs; its only reason is
+        # `always changed`.
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
         }
@@ -105,7 +106,7 @@ def snakemake_state(root: Path) -> State:
     state = snakemake_summary(root)
     if not state.pending:
         return state
-    # Only a dry run that is not quiet prints the reasons, so it is made only if a job is pending.
+    # This second dry run, without `--quiet`, prints the reasons of the pending jobs.
     output = _checked_output(["snakemake", "--dry-run", "--workflow-profile", "none"], root)
     changed = {name for names in _UPDATED.findall(output) for name in names.split(", ")}
     return replace(state, changed=tuple(sorted(changed)))
@@ -119,7 +120,7 @@ def snakemake_summary(root: Path) -> State:
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
     output = _checked_output([*command, "--rerun-incomplete"], root)
     # The table has one line for each output; a dash as the command means that Snakemake has no
-    # record of it. Commands may contain quotation marks, which do not quote the table's cells.
+    # record of this output. Quotation marks in commands do not quote the table's cells.
     rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(
         pending=_jobs(row for row in rows if row["plan"] != "no update"),
@@ -131,13 +132,13 @@ def unseen(results: Sequence[str]) -> str:
     """Return the warning that Snakemake has no record of `results`."""
     return (
         f"Snakemake has no record of {len(results)} results (the first is {results[0]}), because "
-        "DVC made them or they were copied. For these it notices edited files, and edited settings "
-        "only if dvc.lock has them; `pipeline sync` writes the records."
+        "DVC made them or they were copied. For these results it notices edited files, but edited "
+        "settings only if dvc.lock has the result; `pipeline sync` writes the records."
     )
 
 
 def edited_since_dvc(root: Path) -> list[str]:
-    """Return the outputs for which dvc.lock has other parameters than the parameter files."""
+    """Return the outputs of each stage with a parameter that differs from its value in dvc.lock."""
     try:
         stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
         noted = [(stage, stage.get("params", {})) for stage in stages]
@@ -170,7 +171,7 @@ def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def truncate_incomplete_dvc_lock(root: Path) -> None:
-    """Truncate a `dvc.lock` that a killed DVC has left incomplete, after its last whole stage.
+    """Shorten a `dvc.lock` that a killed DVC has left incomplete to its complete stages.
 
     DVC rewrites the file in place after each stage, and cannot read an incomplete file. A file with
     a mistake elsewhere than at its end, as after a merge, is not changed.
@@ -203,7 +204,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
 
 
 def drop_from_lock(root: Path, names: set[str]) -> None:
-    """Remove stages from the text of `dvc.lock`, so that DVC's order and spelling are kept."""
+    """Remove the stages `names` from the text of `dvc.lock`; the rest of the text is unchanged."""
     path = root / "dvc.lock"
     if not names:
         return
@@ -271,7 +272,6 @@ def environment() -> dict[str, str]:
 
 
 def _checked_output(command: Sequence[str], root: Path) -> str:
-    """Run an engine and return its standard output; raise a StageError if it fails."""
     result = _call(command, root)
     if result.returncode != 0:
         output = _LOG_HEADER.sub("", result.stderr or result.stdout).strip()

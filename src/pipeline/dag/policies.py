@@ -45,7 +45,9 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
 
     states = load_checkpoint(path).get("behaviors")
     if not isinstance(states, dict):
-        raise CheckpointError(f"{path}: this is not the policy.pt of a stage; run its stage again")
+        raise CheckpointError(
+            f"{path}: no stage has written this file; run the stage that makes it"
+        )
     try:
         checkpoints = {name: files.named(folder, name, ".pt") for name in states}
     except SettingsError as error:

@@ -44,13 +44,13 @@ _GRACE_S = 0.5
 may end environments before it arrives in this process."""
 _WATCH = "watch of the parent"
 _SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
-# Numbers of the signals that have come, and whether the work is short (see `run`).
+# Numbers of the signals that have arrived, and whether the work is short (see `run`).
 _received: list[int] = []
 _short: list[bool] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal that stops the work; like KeyboardInterrupt, not caught by `except Exception`."""
+    """Raised when a signal stops the work; `except Exception` does not catch it."""
 
     exit_code = 130
     """Exit code of a process that the signal has ended."""
@@ -93,9 +93,9 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process; at once if a thread is still running.
+    """End the process; without Python's shutdown if another thread is still running.
 
-    Python may abort at its shutdown while a daemon thread runs native code, such as a thread that
+    Python may abort during its shutdown if a daemon thread runs native code, such as a thread that
     writes to a slow store. The engine would then delete complete outputs.
     """
     if any(_short):
@@ -131,12 +131,13 @@ def signals() -> Iterator[None]:
 
     A SIGHUP that is ignored, as by `nohup`, stays ignored.
 
-    The block may turn `Stopped` into another exception, for example while it imports a module, or
-    if it reports the end of its environment as a failure: then `Stopped` replaces that exception.
-    The interrupted code may also drop `Stopped`: Python does so in a finalizer and in the hooks of
-    a fork, a library in a bare `except`, C code while it reads an attribute. The stage would then
-    run to its end, because the signal comes only once; so a timer raises `Stopped` again until it
-    is handled.
+    If the block raises another exception after a signal, `Stopped` is raised in its place. This
+    happens, for example, during an import, or if the signal also ends the environment.
+
+    The interrupted code may drop `Stopped`: Python does so in a finalizer and in the hooks of a
+    fork, a library in a bare `except`, C code while it reads an attribute. The stage would then run
+    to its end, because the signal arrives only once; so a timer raises `Stopped` again until it is
+    handled.
     """
     _received.clear()
     hook = sys.unraisablehook
@@ -162,7 +163,7 @@ def signals() -> Iterator[None]:
             raise _stopped() from error
         raise
     finally:
-        # The timer stops before its handler is removed: SIGALRM would kill the process.
+        # The timer stops first, because without its handler SIGALRM would kill the process.
         if _HAS_TIMER:
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
@@ -193,7 +194,7 @@ def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa
 
 
 def stop_if_signalled() -> None:
-    """Raise `Stopped` if a signal has come, even if its exception was dropped."""
+    """Raise `Stopped` if a signal has arrived, even if its exception was dropped."""
     if _received:
         raise _stopped()
 
@@ -201,10 +202,11 @@ def stop_if_signalled() -> None:
 def stop_with_parent() -> None:
     """Stop as after SIGTERM when the parent ends, so that a killed engine leaves no stages running.
 
-    Linux also sends the signal when only the thread that started this process ends (prctl(2)), so
-    the handler checks whether the parent process has ended. Linux sends no signal for a parent
-    behind a shell: DVC runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command
-    ends. A thread watches such a parent.
+    Linux is asked to send SIGUSR2 at the end of the parent. It also sends SIGUSR2 if only the
+    thread that started this process ends (prctl(2)), so the handler checks whether the parent
+    process has ended. Linux sends no signal if a shell is between the parent and this process: DVC
+    runs stages by `$SHELL -c`, and dash, unlike bash, runs until its command ends. A thread watches
+    such a parent.
 
     Raises:
         Stopped: The parent has ended already.
@@ -229,7 +231,10 @@ def stop_with_parent() -> None:
     signal.signal(signal.SIGUSR2, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
-        _log.warning("this process will outlive its parent: prctl failed (%s)", ctypes.get_errno())
+        _log.warning(
+            "if the engine is killed, this stage goes on: prctl failed with errno %s",
+            ctypes.get_errno(),
+        )
     # The parent may have ended before prctl was called, and then no signal will come.
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)

@@ -140,12 +140,12 @@ def interrupted(record: Record, steps: Sequence[int]) -> Record:
 
 
 def versions(environment: Path | None = None) -> dict[str, str]:
-    """Return the versions of packages that decide rounding, without the build's suffix.
+    """Return the versions of the packages that decide rounding, without suffixes such as `+cpu`.
 
     If the executable `environment` is given, the versions of its packages, such as MuJoCo, are
     added.
     """
-    # The suffix after the `+`, such as `+cpu`, differs between machines with equal versions.
+    # The suffix differs between machines that have the same version.
     ours = {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
     return (packages_in(environment) if environment else {}) | ours
 
@@ -206,8 +206,8 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _program_at(path: Path) -> Path:
-    """Return the file of a program, whose path may lack the suffix of the platform."""
-    if path.exists():  # otherwise the path may lack the suffix
+    """Return the path of a program, with the suffix of the platform if `path` lacks it."""
+    if path.exists():
         return path
     matches = sorted(path.parent.glob(f"{path.name}*"))
     return next((match for match in matches if match.is_file()), path)

@@ -175,7 +175,8 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         # A later stage writes to the MLflow run of its policy; `train` makes a new policy.
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
-        # `dvc exp run --temp` works in a copy; DVC_ROOT is the repository that has the store.
+        # `dvc exp run --temp` works in a copy; DVC_ROOT is the repository that has the MLflow
+        # store.
         root=Path(os.environ.get("DVC_ROOT") or run.root).resolve(),
         tags=run_metadata.tags(
             run.params.run_settings(run.name),
@@ -219,7 +220,6 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
 
 
 def _data_of(run: Run, trainers: Iterable[TrainerSettings]) -> list[run_metadata.InputData]:
-    """Return the environment's build and each demonstration that the run reads."""
     name = run.experiment.environment
     built = f"build/env/{name}"
     facts = read_map(run.root / built / "environment.json")

@@ -22,11 +22,11 @@ CODE = Path("workflow/code")
 _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "dag")}
-"""By stage: packages of which only the imported modules count as sources, and an imported subfolder
-as a whole. If all modules of `envs` counted, the stage `env` would rebuild Unity projects after
-each edit of code that drives environments."""
+"""For each stage: packages of which only the imported modules count as sources; an imported
+subfolder counts as a whole. If all modules of `envs` counted, the stage `env` would rebuild Unity
+projects after each edit of code that drives environments."""
 _PACKED = {"env": ("core",)}
-"""By stage: packages that are packed into executables, in addition to the imported packages."""
+"""For each stage: packages that it packs into executables, in addition to those that it imports."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of `ast` statements that contain further statements."""
 
@@ -43,7 +43,7 @@ def src_of(code: Path) -> Path:
 
 
 def place(code: Path, name: str) -> Path:
-    """Return the path of a file that `watched` names; `src/` becomes the package's folder."""
+    """Return the path of a file that `watched` names; `src/` in a name means `src_of(code)`."""
     return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
 
 
@@ -95,7 +95,7 @@ def note(root: Path, stage: str, code: Path | None = None) -> None:
 
 def claims_of(root: Path) -> list[str]:
     """Return a project's files with claims; the stage `report` reads the files if they exist."""
-    # Not in dvc.yaml, because DVC refuses a dependency that does not exist.
+    # dvc.yaml does not list these files, because DVC refuses a dependency that does not exist.
     return [str(path) for path in (CLAIMS, LOCK) if (root / path).is_file()]
 
 
@@ -156,8 +156,8 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
     """Return dotted names of this package's modules that `file` may import; cached."""
     module_parts = file.with_suffix("").parts
     text = (src / file).read_text(encoding="utf-8")
-    # Expressions are walked only if the file names modules in strings: this takes most of the time,
-    # and few files do so.
+    # Expressions are walked only if the file has names of modules in strings, because the walk is
+    # slow and few files have such strings.
     in_strings = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
     names: list[str] = []
     for node in _runtime(ast.parse(text), in_strings=in_strings):

@@ -25,17 +25,17 @@ DASHES = ("", "7 4", "2 4", "8 3 2 3")
 ROUND = (1, 2, 5, 10)
 """The distance between two ticks of an axis is one of these numbers times a power of ten."""
 SCORES = (
-    "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
-    "95 % interval where there are seeds enough for one."
+    "Scores. A dot is the score of a seed, the upright line the interquartile mean over seeds, the "
+    "wide bar its 95 % interval, if there are enough seeds."
 )
 LEARNING = (
     "Learning curves. Mean return of the episodes that ended in each summary period, over "
     "environment steps: the interquartile mean over seeds with its 95 % interval as a band, or "
-    "each seed by itself where they are too few. Training draws its actions"
+    "each seed by itself if there are too few seeds. Actions in training are sampled"
 )
 IMPROVEMENTS = (
-    "Probability that a run of the first experiment does better than one of the second; at the "
-    "dotted line neither is better."
+    "Probability that a run of the first experiment has a higher score than a run of the second; "
+    "at the dotted line neither is better."
 )
 _MOST_POINTS = 200
 
@@ -112,10 +112,7 @@ class Chart:
 
 
 def charts_of(task: Task) -> list[Chart]:
-    """Return the charts of a task: its scores and, where it has data for them, two further charts.
-
-    These are its learning curves and its probabilities of improvement.
-    """
+    """Return a task's charts: scores and, if it has the data, learning curves and improvements."""
     charts = (scores(task), learning(task), improvements(task))
     return [chart for chart in charts if chart is not None]
 
@@ -181,7 +178,9 @@ def learning(task: Task) -> Chart | None:
     series = tuple(_series(index, *entry) for index, entry in enumerate(aligned))
     caption = f"{LEARNING}."
     if task.score == EVALUATED and not tables.drew_actions(task):
-        caption = f"{LEARNING}; scores come from the most probable ones: higher or lower."
+        caption = (
+            f"{LEARNING}; scores are of the most probable actions, and may be higher or lower."
+        )
     thin = " Thin lines are seeds." * any(one.band is not None for one in series)
     first = min(float(one.steps[0]) for one in series)
     last = max(float(one.steps[-1]) for one in series)
@@ -203,7 +202,7 @@ def learning(task: Task) -> Chart | None:
 def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
     """Return the curves of several seeds, interpolated linearly at the same steps.
 
-    Only steps within all curves are kept: at the start or end of a curve the mean over seeds would
+    Only steps within all curves are kept: where a curve starts or ends, the mean over seeds would
     jump although no policy has changed.
 
     Returns:

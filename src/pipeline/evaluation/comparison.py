@@ -14,7 +14,8 @@ from pipeline.evaluation import statistics
 
 EVALUATED = "evaluated"
 TRAINING = "training"
-# The fraction is below 1, because the best end is a mean over seeds, which many seeds do not reach.
+# The fraction is below 1, because the best end is a mean over seeds, and many seeds do not reach
+# this mean.
 FRACTION = 0.9
 """Default of `fraction` in `compare`, which sets the target return."""
 # The final return is the mean of the last tenth, because a single summary is noisy.
@@ -172,9 +173,9 @@ class Task:
     score: str
     """`evaluated`, or `training` if a run has no evaluation: scores are then final returns."""
     target: float | None
-    """Return from which on the task counts as learned; None without curves."""
+    """Mean return at which the task counts as learned; None without curves."""
     fraction: float
-    """Where `target` is between the lowest start and the best end: 0 is the start, 1 the end."""
+    """Position of `target` between the lowest start (0) and the best end (1); see `scale_of`."""
     scale: tuple[float, float] | None
     """Lowest start and best end of the experiments, in units of the return; None without curves."""
     standings: tuple[ExperimentScore, ...]
@@ -204,7 +205,8 @@ class Task:
     @property
     def differences(self) -> list[float]:
         """Differences between the mean scores of experiments with several seeds, ascending."""
-        # Only experiments with several seeds have a spread, which `detectable` needs, too.
+        # Only experiments with several seeds are compared, as in `detectable`, which needs their
+        # spread.
         means = [standing.mean for standing in self.standings if len(standing.seeds) > 1]
         return sorted(abs(a - b) for a, b in itertools.combinations(means, 2))
 
@@ -241,7 +243,8 @@ def _task(
     fraction: float,
     seed: int,
 ) -> Task:
-    # Evaluations without exploration cannot be compared with training, so scores are of one kind.
+    # Returns in training, with exploration, cannot be compared with returns of evaluations, so all
+    # scores of a task are of one kind.
     evaluated = all(
         outcome.evaluated is not None for runs in experiments.values() for outcome in runs
     )
@@ -257,7 +260,8 @@ def _task(
     common = _common_steps([curve for group in curves.values() for curve in group])
     standings = []
     for name, runs in groups.items():
-        # Each experiment has a random stream, so that others do not change its interval.
+        # Each experiment has its own random stream, so that the intervals of experiments do not
+        # depend on each other.
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
         standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
@@ -283,7 +287,7 @@ def _standing(
     *,
     evaluated: bool,
 ) -> ExperimentScore:
-    """Return the scores of an experiment from its outcomes, each evaluated or with a curve."""
+    """Return the scores of an experiment: mean returns if `evaluated`, else ends of its curves."""
     curves = _curves_of(outcomes)
     ends = (
         [outcome.evaluated for outcome in outcomes]
@@ -305,7 +309,8 @@ def _standing(
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
-        # If a time is unknown, a mean of some runs would be compared with means of all runs.
+        # If the time of a run is unknown, there is no mean: the mean of the other runs could not be
+        # compared with means of all runs.
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
@@ -359,7 +364,7 @@ def median_steps(steps: Sequence[float | None]) -> float | None:
 
 
 def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the first and the last of the steps from which the areas under curves are computed."""
+    """Return the first and the last step of the range in which areas under curves are computed."""
     if not curves:
         return 0.0, 0.0
     # The range ends at the earliest of the last steps, because no curve has ended before it.

@@ -106,7 +106,8 @@ def evaluate(
         n_episodes = episodes * len(counters)
         if counters and ended == n_episodes:
             break
-        # Only counted episodes reset the count, because other agents' episodes may end for ever.
+        # Only the end of a counted episode resets `idle_steps`, because episodes that are not
+        # counted may end without limit.
         idle_steps = idle_steps + 1 if ended == before else 0
         if idle_steps > STEP_LIMIT:
             raise StageError(
@@ -146,14 +147,13 @@ def _by_shown_name(
 
 
 def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
-    """Return whether a policy has the observations and actions of a behavior."""
     observed = {f"obs_{k}": tuple(obs.shape) for k, obs in enumerate(spec.observation_specs)}
     inputs = {
         name: info.shape[1:] for name, info in description.inputs.items() if name.startswith("obs_")
     }
     actions = description.continuous_size, description.discrete_branches
     wanted = spec.action_spec.continuous_size, tuple(spec.action_spec.discrete_branches)
-    # Shapes are compared without the batch axis; a missing or additional input differs, too.
+    # Shapes are compared without the batch axis; a missing or additional input is a difference.
     return (inputs, actions) == (observed, wanted)
 
 
@@ -169,7 +169,7 @@ def _observe(
         if len(policies) > 1:
             text = f"these policies are of {', '.join(sorted(policies))}; {has}"
             raise StageError(f"{text}; {remedy}")
-        # A single policy with another name could play if its observations and actions fitted.
+        # A single policy of another behavior could play if its observations and actions fitted.
         differs = "with other observations or actions (`pipeline onnx check --env` says which)"
         raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
     for name in list(env.behavior_specs):
@@ -210,7 +210,7 @@ class _Counter:
         self.running: dict[int, int] = {}
         self._behavior = behavior
         self._n_started = 0
-        # float64, because float32 loses small rewards in a long sum.
+        # The sums are float64, because float32 loses small rewards in a long sum.
         self._return = np.zeros(quota, dtype=np.float64)
         self._length = np.zeros(quota, dtype=np.int64)
         self._agent = np.zeros(quota, dtype=np.int64)
@@ -223,14 +223,13 @@ class _Counter:
         action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
-        # A reward with a first decision is not counted, because its episode starts afterwards.
+        # Rewards are added before episodes start, which leaves out rewards of first decisions.
         self._add(agents, steps)
         self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
-        """Add the last rewards of the agents' episodes, and count the episodes as ended."""
         agents = steps.agent_id.tolist()
         self._start(agents)  # an episode may end without a decision
         slots, rows = self._add(agents, steps)
@@ -240,7 +239,6 @@ class _Counter:
             self.running.pop(agent, None)
 
     def episodes(self) -> list[Episode]:
-        """Return the counted episodes in the order in which they started."""
         return [
             Episode(
                 index=index,

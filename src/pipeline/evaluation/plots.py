@@ -58,7 +58,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
     with _axes(path, chart.title, chart.x_label, chart.y_label) as axes:
         for series in chart.series:
-            # A chart's pattern is text, as in SVG; matplotlib takes numbers.
+            # A chart's dash pattern is text, as in SVG; matplotlib takes numbers.
             dash = tuple(map(float, series.dash.split()))
             look = {"color": series.color, "linestyle": (0, dash) if dash else "-"}
             if (band := series.band) is not None:
@@ -81,7 +81,6 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each estimate as a short line, its interval as a bar, and its single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
@@ -119,7 +118,10 @@ def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bin edges by the rule of Freedman and Diaconis (1981); equal returns get one bin."""
+    """Return the edges of bins by the rule of Freedman and Diaconis (1981).
+
+    There are at least 5 and at most 30 bins; equal returns get 11 bins around their value.
+    """
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
         # Equal returns have no spread: the bins have a fixed range around the value.
@@ -133,7 +135,6 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _number(value: float) -> str:
-    """Return a number with four significant digits and a typographic minus sign."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -24,7 +24,7 @@ DRAWS = 5000
 FEWEST_SEEDS = 3
 """Smallest number of seeds with which an interval is computed."""
 ENOUGH_SEEDS = 5
-"""Smallest number of seeds for an interval without a warning, or a probability's interval."""
+"""Smallest number of seeds for an interval without a warning, and for a probability's interval."""
 HELD = 0.9
 """Probability that a tolerance interval contains the score of one more seed."""
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
@@ -106,11 +106,13 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
 def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     """Return the probability that chance separates scores x [n] and y [m] as clearly as observed.
 
-    The p-value of the exact two-sided Mann-Whitney test: of all ways to divide the scores into n
-    and m, the share in which the rank sum of the n scores is at least as far from its expectation.
+    This is the p-value of the exact two-sided Mann-Whitney test: the share of all divisions of the
+    scores into n and m in which the rank sum of the n scores is at least as far from its
+    expectation.
     """
     pooled = np.concatenate([x, y])
-    # Midranks of equal scores may be fractions, which cannot be indices, so they are doubled.
+    # Midranks of equal scores may be fractions. The ranks are doubled, because indices must be
+    # whole numbers.
     ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
     total, n = int(ranks.sum()), len(x)
     ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]
@@ -224,8 +226,8 @@ def caution(n_seeds: int) -> str:
         return f"{subject} too few for an interval; run {ENOUGH_SEEDS} or more"
     if n_seeds < ENOUGH_SEEDS:
         return (
-            f"{n_seeds} seeds are few: the 95 % interval misses what many seeds would give more "
-            f"often than in 5 % of cases; run {ENOUGH_SEEDS} or more"
+            f"{n_seeds} seeds are few: in more than 5 % of cases the 95 % interval does not "
+            f"contain the value that many seeds would give; run {ENOUGH_SEEDS} or more"
         )
     return ""
 

@@ -64,7 +64,7 @@ def conclusion(task: Task) -> str:
     name = best.experiment
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
-        return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
+        return f"{name} has an IQM of {number(best.iqm)}; there is no other experiment to compare."
     # The limit has a Bonferroni correction: of many comparisons some are significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
@@ -140,10 +140,10 @@ def cautions(task: Task) -> list[str]:
         )
     if task.score == EVALUATED and _is_mixed(task):
         sentences.append(
-            "Some evaluations drew actions and some did not, which changes returns; set "
-            "`evaluation.stochastic` alike."
+            "Some evaluations sampled actions and some did not, which changes returns; give "
+            "`evaluation.stochastic` the same value in all experiments."
         )
-    inexact = "interrupted and not resumed exactly, so another run of it gives other numbers"
+    inexact = "interrupted and not resumed exactly, so a repeated run gives other numbers"
     outdated = "trained again since its evaluation, which does not count; evaluate it again"
     return sentences + [
         f"{standing.experiment}, seed {', '.join(map(str, seeds))}: {caution}."
@@ -202,7 +202,7 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    # The text "None" would make readers take the column for text, so the cell is empty.
+    # Programs would take a column with the text "None" for text, so the cell is empty.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 
@@ -236,7 +236,7 @@ def _probability(improvement: Improvement) -> str:
     """Return a probability as text; with few seeds, the number of pairs that `better` wins."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
-    # Few seeds give few pairs, which a count shows and a probability hides.
+    # With few seeds there are few pairs; a count shows this, and a probability would hide it.
     n = math.prod(improvement.seeds)
     wins = round(2 * improvement.probability * n) / 2
     return f"{wins:g} of {n} pair{'s' * (n > 1)}"

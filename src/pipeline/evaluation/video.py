@@ -147,7 +147,7 @@ def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
-    """Return a new simulator in this process, equal to the executable's, that can draw pictures."""
+    """Return a simulator in this process that equals the executable's and can draw pictures."""
     name, options = _recipe_of(program)
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:
@@ -172,7 +172,6 @@ class _FrameBuffer:
         self._stride, self._n_seen = 1, 0
 
     def append(self, render: Callable[[], AnyArray]) -> None:
-        """Render and keep the picture of this step if its number is a multiple of the stride."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:
                 # Every second picture is deleted, so that the pictures stay evenly spaced in time.

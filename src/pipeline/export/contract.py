@@ -64,7 +64,8 @@ _CONSTANTS = (
 _NONE = np.empty(0)
 _OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
 _MOST_NUMBERS = 1 << 26
-"""How many numbers a model may compute for one agent; policies compute a few million."""
+"""Largest number of values that a model may compute for one agent; policies compute a few million.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,18 +84,14 @@ class Finding:
 
 
 def _warning(rule: str, message: str) -> Finding:
-    """Return a finding that the Inspector shows as a warning."""
     return Finding(severity="warning", rule=rule, message=message)
 
 
 def _error(rule: str, message: str) -> Finding:
-    """Return a finding that stops the model."""
     return Finding(severity="error", rule=rule, message=message)
 
 
 class _Model:
-    """The parts of a model that the checks use."""
-
     def __init__(self, model: onnx.ModelProto, deterministic: bool = False) -> None:
         self.constants = read_constants(model)
         self.inputs, self.outputs = inputs(model), outputs(model)
@@ -102,7 +99,7 @@ class _Model:
 
     def number(self, name: str) -> int:
         """Return the first value of the constant `name`; 0 if the model does not have it."""
-        # A missing constant is reported by its own rule, so that it counts as 0 here.
+        # Another rule reports a missing constant, so it counts as 0 here.
         return int(self.constants[name].flat[0]) if name in self.constants else 0
 
     def total(self, name: str) -> int:
@@ -125,7 +122,7 @@ def check_model(
 
     Args:
         source: the model or its file.
-        spec: specification of the behavior; None leaves out checks that compare the model with it.
+        spec: specification of the behavior; None leaves out checks that need the behavior.
         deterministic: whether the agent has "Deterministic inference" ticked.
 
     Raises:
@@ -260,7 +257,7 @@ def _input(
 
 
 def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Finding]:
-    """Check the action outputs: checks 17 to 19 and v2-d of Unity's loader."""
+    """Check rules 17 to 19 and v2-d: the actions of the model and of the behavior."""
     action = spec.action_spec
     previous = model.inputs["prev_action"].shape[-1:] if "prev_action" in model.inputs else None
     if previous not in (None, (action.discrete_size,)):
@@ -279,7 +276,8 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Version 3 has each branch's size, version 2 their sum; 0 means no discrete actions.
+    # The constant has each branch's size in version 3, and the sum of the sizes in version 2; 0
+    # means no discrete actions.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)
@@ -324,7 +322,7 @@ def publishing_findings(
         memory = outputs(model).get("recurrent_out")
         # `model_findings` accepts any batch axis here, because earlier packages declare any.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
-            text = f"recurrent_out is {list(memory.shape)}, not [batch, …]"
+            text = f"recurrent_out has shape {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))
     return list(dict.fromkeys(findings))
 
@@ -352,7 +350,10 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     # The batch axis is symbolic and has size 0 here; it counts as 1, for one agent.
     total = sum(prod(max(size, 1) for size in shape) for shape in shapes)
     if total > _MOST_NUMBERS:
-        yield _error("publish-size", f"{total} numbers for one agent, more than {_MOST_NUMBERS}")
+        yield _error(
+            "publish-size",
+            f"the model computes {total} values for one agent, more than {_MOST_NUMBERS}",
+        )
 
 
 def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
@@ -379,7 +380,8 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         # Models that were saved without a memory size have -1 as `memory_size`.
         elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
             yield _error(
-                "publish-constant", f"constant {name} is {value.tolist()}, no whole number"
+                "publish-constant",
+                f"constant {name} is {value.tolist()}, not whole numbers from -1",
             )
 
 
@@ -388,17 +390,23 @@ def _action_rules(described: ModelDescription) -> Iterator[Finding]:
     branches = described.discrete_branches
     masks = described.inputs.get("action_masks")
     if branches and masks is not None and masks.shape[1:] != (sum(branches),):
-        yield _error("publish-masks", f"action_masks are {list(masks.shape)} for {sum(branches)}")
+        yield _error(
+            "publish-masks",
+            f"action_masks has shape {list(masks.shape)}, not [batch, {sum(branches)}]",
+        )
     if described.version == OLDEST_VERSION:
         return  # models of version 2 may declare any shape
     widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
     for kind, width in widths.items():
         if width and kind not in described.outputs:
-            yield _error("publish-actions", f"there is no output {kind}, but a size of {width}")
+            yield _error(
+                "publish-actions",
+                f"there is no output {kind}, but the constants give it a size of {width}",
+            )
         for name in (kind, f"deterministic_{kind}"):
             declared = described.outputs.get(name)
             if declared is not None and declared.shape[1:] != (width,):
-                text = f"{name} is {list(declared.shape)}, not [batch, {width}]"
+                text = f"{name} has shape {list(declared.shape)}, not [batch, {width}]"
                 yield _error("publish-actions", text)
 
 
@@ -409,7 +417,7 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
     for name, tensor in zip(names, tensors, strict=True):
         if size > 0 and tensor is not None and tensor.shape[1:] != (1, size):
             yield _error(
-                "publish-memory", f"{name} is {list(tensor.shape)}, not [batch, 1, {size}]"
+                "publish-memory", f"{name} has shape {list(tensor.shape)}, not [batch, 1, {size}]"
             )
         if size == 0 and tensor is not None:
             yield _error("publish-memory", f"there is {name}, but memory_size is 0")
@@ -423,20 +431,28 @@ def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )
     if unknown:
-        yield _error("publish-operators", f"operators outside the safe vocabulary: {unknown}")
+        yield _error("publish-operators", f"operators that Unity may not support: {unknown}")
     for node in model.graph.node:
         attrs = {attr.name: attr for attr in node.attribute}
         if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
             # ONNX Runtime aborts the whole process at a scale that is not positive.
-            yield _error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
+            yield _error(
+                "publish-operators",
+                f"RandomNormalLike has scale {attrs['scale'].f}, which must be above 0",
+            )
         for attr in node.attribute:
             flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
             # An infinite bound of Clip means no bound, so it is no fault.
             if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
-                yield _error("publish-operators", f"{node.op_type} with {attr.name} {flaws[0]}")
+                yield _error(
+                    "publish-operators",
+                    f"{node.op_type} has {attr.name} {flaws[0]}, which must be finite",
+                )
         if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:
-            yield _error("publish-operators", f"{attrs['sample_size'].i} choices at once, not 1")
+            yield _error(
+                "publish-operators", f"Multinomial has sample_size {attrs['sample_size'].i}, not 1"
+            )
     used = {name for node in model.graph.node for name in node.input}
     unused = [name for name in inputs(model) if name not in used]
     if unused:
-        yield _error("publish-unused-input", f"inputs that nothing reads: {unused}")
+        yield _error("publish-unused-input", f"inputs that no operator reads: {unused}")

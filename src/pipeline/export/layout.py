@@ -144,7 +144,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"
         if not all(isinstance(text, str) and text.isprintable() for text in _names(part)):
-            return "a name in it is not printable text"
+            return "a name in the file is not printable text"
         if not isinstance(part, onnx.TensorProto):
             continue
         # External data is read from a path, which a file from a stranger could choose.
@@ -175,7 +175,6 @@ def _n_unneeded(model: onnx.ModelProto) -> int:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """Yield a protobuf message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentForm:
-    """Observations and actions in the spaces of a Gymnasium or PettingZoo environment.
+    """Converts between the spaces of a Gymnasium or PettingZoo environment and a policy's arrays.
 
     Args:
         text: both spaces, as `space_text.to_text` wrote them into the policy's file.
@@ -91,14 +91,15 @@ class EnvironmentForm:
                 value, space = value[key], space[key]
         except (KeyError, IndexError, TypeError) as error:
             raise ExportError(
-                f"{self._where}: the observation has no part '{leaf.spec.name}'; give what the "
-                f"environment gives, of the space {self._obs_space}"
+                f"{self._where}: the observation has no part '{leaf.spec.name}'; give an "
+                f"observation of the space {self._obs_space}"
             ) from error
         shape, wanted = np.shape(value), tuple(space.shape or ())
         if shape != wanted and shape[1:] != wanted:
             raise ExportError(
                 f"{self._where}: the observation '{leaf.spec.name}' has the shape {list(shape)}; "
-                f"give {list(wanted)}, or [N, ...] of N environments, of the space {space}"
+                f"give the shape {list(wanted)}, or [N, ...] with the observations of N "
+                f"environments; the space is {space}"
             )
         return bool(shape != wanted)
 
@@ -110,7 +111,7 @@ def _first_part(tree: Any) -> Any:
 
 
 def _of_row(tree: Any, row: int | None) -> Any:
-    """Return environment number `row`'s part of a tree of arrays [N, ...]; all if `row` is None."""
+    """Return row `row` of each array [N, ...] in a tree of arrays; the tree if `row` is None."""
     if row is None:
         return tree
     if isinstance(tree, Mapping):
@@ -145,7 +146,7 @@ def network_rows(observation: Any, layout: ModelDescription, where: str) -> list
         wanted = "arrays in the environment's order" if is_old else ", ".join(map(_form, shapes))
         got = ", ".join(f"{array.dtype} {list(array.shape)}" for array in arrays)
         raise ExportError(
-            f"{where}: the observation is {got}, and the file does not know the environment's "
+            f"{where}: the observation is {got}, and the file does not have the environment's "
             "spaces (it is from Unity, another exporter or an earlier release); give the network's "
             f"inputs: {wanted}"
         )
@@ -153,7 +154,6 @@ def network_rows(observation: Any, layout: ModelDescription, where: str) -> list
 
 
 def _form(shape: Sequence[Any]) -> str:
-    """Return a text for messages with the dtype and shape of a network's input."""
     image = ", an image channels first from 0 to 1" if len(shape) == 3 else ""
     return f"float32 [{', '.join(['N', *map(str, shape)])}]{image}"
 

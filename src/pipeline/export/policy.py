@@ -1,4 +1,4 @@
-"""Acting with an exported policy as Unity's engine does: masks, memories, batches."""
+"""Acting with an exported policy as Unity's engine does, with masks, memories and batches."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class OnnxPolicy:
         self._is_old = self.description.version == OLDEST_VERSION
         if not self._is_old and self.description.version != NEWEST_VERSION:
             raise ExportError(
-                f"{self._name}: version_number is {self.description.version}, only models of "
-                f"version {OLDEST_VERSION} and {NEWEST_VERSION} can be run here; export the policy "
+                f"{self._name}: version_number is {self.description.version}, but only models of "
+                f"the versions {OLDEST_VERSION} and {NEWEST_VERSION} can be run; export the policy "
                 "again"
             )
         findings = model_findings(self._model)
@@ -148,8 +148,8 @@ class OnnxPolicy:
                 )
                 if shape is not None and math.prod(shape) == math.prod(sizes):
                     cause = (
-                        "one has a picture where the other has a vector: see the option `visual` "
-                        "of `pipeline env build`"
+                        "the model or the behavior has a picture where the other has a vector: see "
+                        "the option `visual` of `pipeline env build`"
                     )
                 raise ExportError(
                     f"{self._name}: input {name} wants shape {list(info.shape[1:])}, the behavior "
@@ -236,9 +236,9 @@ def _in_old_layout(obs: Sequence[FloatArray]) -> dict[str, FloatArray]:
 def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[str] = ()) -> Any:
     """Return an ONNX Runtime session on one thread, with a seed for every random operator.
 
-    ONNX Runtime seeds random operators from one number of the process, unless an operator has the
-    attribute `seed`; so a copy of the model gets an attribute for each. `extra_outputs` has names
-    of float tensors inside the graph to return too.
+    A random operator without the attribute `seed` would take its seed from a number that belongs to
+    the whole process, so the session runs a copy of the model in which each random operator has
+    this attribute. `extra_outputs` names float tensors inside the graph that become outputs too.
 
     Raises:
         ExportError: ONNX Runtime refuses the model.
@@ -262,7 +262,7 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     # One thread always adds in the same order; small networks gain nothing from more threads.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # only fatal, because exceptions have the other messages
+    options.log_severity_level = 4  # only fatal errors: other messages are in the exceptions
     try:
         return onnxruntime.InferenceSession(
             copy.SerializeToString(), options, providers=["CPUExecutionProvider"]

@@ -39,7 +39,8 @@ TOLERANCE = 1e-5
 ROUNDINGS = 4
 # With this many rows, every choice of a usual branch is the only allowed choice in some row.
 MASK_DRAWS = 1000
-# The sizes are one agent, and a number that divides no other size, to detect a fixed batch axis.
+# Two sizes of batches: one agent, and a number that divides no other size in a model, so that a
+# fixed batch axis is detected.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
 _FLOATS = {
@@ -112,8 +113,8 @@ def record(
         masks = np.ones((n_rows, size)) if action_masks is None else action_masks
         if masks.shape != (n_rows, size):
             raise ExportError(
-                f"export: recorded action_masks are {list(masks.shape)}, wanted [{n_rows}, "
-                f"{size}]; record them with this behavior"
+                f"export: the recorded action_masks have the shape {list(masks.shape)}, not "
+                f"[{n_rows}, {size}]; record them with this behavior"
             )
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
@@ -164,7 +165,7 @@ def logits_of(branch: int) -> str:
 
 
 def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return hidden vectors [N, H] of one agent's N steps, and its memory after each [N, 1, M]."""
+    """Return the hidden vectors [N, H] and the memories [N, 1, M] after an agent's N steps."""
     import torch
 
     memory = obs[0].new_zeros(1, policy.memory_size)
@@ -181,9 +182,9 @@ def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
     n_rows = {len(values) for values in obs}
     if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
         raise ExportError(
-            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}, "
-            f"wanted [rows, …] of {[list(shape) for shape in expected]} with the same rows, at "
-            "least one; record them with this behavior"
+            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}; "
+            f"wanted are arrays [rows, *shape] of the shapes {[list(shape) for shape in expected]} "
+            "with the same number of rows, at least one; record them with this behavior"
         )
     return n_rows.pop()
 
@@ -270,7 +271,7 @@ def publish(
         findings = publishing_findings(temporary, policy.spec)
         if findings:
             listed = "; ".join(str(finding) for finding in findings)
-            raise ExportError(f"{target}: the exported model breaks the ONNX contract: {listed}")
+            raise ExportError(f"{target}: the exported model breaks rules for ONNX files: {listed}")
         check = _Check(policy, temporary, target, recording)
         ties = check.same_actions()
         check.masks_hold()
@@ -298,7 +299,7 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # With the logits, an error can be distinguished from two equally likely choices.
+        # The logits tell a wrong choice from a choice between two equally likely actions.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
@@ -316,9 +317,9 @@ class _Check:
         return ties
 
     def _carry_on(self) -> None:
-        """Compare actions step by step; each step gets the memory that the step before returned."""
-        # Each step gets the model's own memory, because with recorded memories an error that grows
-        # from step to step would not be seen.
+        """Compare the actions of a recurrent policy step by step."""
+        # Each step gets the memory that the model returned at the previous step. With the recorded
+        # memories, an error that grows from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
@@ -356,7 +357,7 @@ class _Check:
         for start in range(0, MASK_DRAWS if self._branches else 0, _CHUNK):
             draws = np.arange(start, start + _CHUNK)
             rows = draws % self.n_rows
-            # Each choice in turn is the only allowed choice, so sampling without masks would fail.
+            # Each choice in turn is the only allowed one, so a model that ignores masks fails.
             allowed = np.stack([draws % size for size in self._branches], axis=1)
             masks = [
                 np.eye(size, dtype=np.float32)[choices]
@@ -383,7 +384,7 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the smallest tolerance of a tensor: the rounding of another order of sums."""
+        """Return the smallest tolerance of a tensor; it allows for sums in another order."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:

@@ -44,8 +44,8 @@ class Callback:
     """Receives the events of a run, and may end it; subclasses override methods that they need.
 
     An error in a callback ends the run after its state has been saved, and `train` raises it.
-    Events come from the thread that trains. In a method, `log`, `log_image` and `set` act on
-    `behavior`, or on every behavior if it is None.
+    Events come from the thread that trains. The methods may call `log`, `log_image` and `set`,
+    which act on `behavior`, or on every behavior if `behavior` is None.
     """
 
     stop: bool = False
@@ -57,7 +57,7 @@ class Callback:
         """Called when a behavior appears for the first time, with its settings as plain values."""
 
     def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:
-        """Called after each exchange; agent steps and ended episodes so far, by behavior."""
+        """Called after each exchange, with the agent steps and ended episodes of each behavior."""
 
     def on_update(self, behavior: str, update: Update) -> None:
         """Called after an update of a behavior's networks, with the state of the behavior."""
@@ -72,7 +72,7 @@ class Callback:
         """Called with the `TrainResult` of a complete run, after its last files are written."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: values of JSON, which checkpoints save."""
+        """Return the state that a resumed run needs, in JSON types; checkpoints save it."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Callback:
     def log_image(self, name: str, image: AnyArray, behavior: str | None = None) -> None:
         """Send a picture, uint8 [height, width, 3], to the sinks that show pictures."""
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise SettingsError(f"log_image: {name} is no uint8 array [height, width, 3]")
+            raise SettingsError(f"log_image: {name} is not a uint8 array [height, width, 3]")
         for learner in self._learners("log_image", behavior):
             self._tracker.tell("on_image", learner.name, name, image, learner.step)  # type: ignore[union-attr]  # checked by _learners
 
@@ -107,8 +107,8 @@ class Callback:
 
     def _learners(self, method: str, behavior: str | None) -> list[Any]:
         if self._tracker is None or not self._tracker.learners:
-            raise SettingsError(f"{method}: works in a method that a run calls")
-        if self._tracker.is_resuming:  # the checkpoint has what was set and logged before
+            raise SettingsError(f"{method}: call it in a method of a callback while a run trains")
+        if self._tracker.is_resuming:  # the checkpoint has the values that were set and logged
             return []
         learners = self._tracker.learners
         if behavior is not None and behavior not in learners:
@@ -119,9 +119,11 @@ class Callback:
 class Sink(Callback):
     """Writes the events and numbers of a run; subclasses override methods that they need.
 
-    Errors of a sink are logged, and do not end the run. A resumed run repeats some steps: a sink
-    that appends to a file deletes a behavior's entries from the step of its first summary on, as
-    `sinks/jsonl.py` does. A sink does not write the statistics `names.HIDDEN`.
+    Errors of a sink are logged, and do not end the run. A sink does not write the statistics
+    `names.HIDDEN`.
+
+    A resumed run repeats some steps. So a sink that appends to a file must, at the first summary of
+    a behavior, delete the behavior's entries from that step on, as `sinks/jsonl.py` does.
     """
 
     def __init_subclass__(cls) -> None:
@@ -175,7 +177,7 @@ class Tracker:
                     f"callbacks: {callback!r} is not an object of a subclass of pipeline.Callback"
                 )
             callback._tracker = self  # `log` and `set` need the tracker
-        # Only methods that a class overrides are called, because most callbacks have few.
+        # Only methods that a class overrides are called, because most callbacks override few.
         self._listeners = {
             event: [(x, getattr(x, event)) for x in self.callbacks if _overrides(type(x), event)]
             for event in _EVENTS
@@ -188,7 +190,8 @@ class Tracker:
 
     def on_exchange(self) -> None:
         """Report the steps and ended episodes of each behavior."""
-        # A comprehension would be a call in Python 3.11, and this runs in every step.
+        # Comprehensions are avoided, because each is a function call in Python 3.11, and this
+        # method runs in every step.
         steps, n_episodes = {}, {}
         for name, learner in self.learners.items():
             steps[name], n_episodes[name] = learner.step, learner.statistics.n_episodes
@@ -243,7 +246,10 @@ class Tracker:
             raise self.error
 
     def tell(self, event: str, *facts: Any) -> None:
-        """Call the method `event` of each callback that has one."""
+        """Call the method `event` of each callback that overrides it.
+
+        After an error of a callback that is no sink, only the methods of sinks are called.
+        """
         for callback, method in self._listeners[event]:
             try:
                 if self.error is None or isinstance(callback, Sink):
@@ -266,5 +272,4 @@ class Tracker:
 
 
 def _overrides(kind: type, event: str) -> bool:
-    """Return whether a class of callbacks has its own method for an event."""
     return getattr(kind, event, None) not in (None, getattr(Sink, event))

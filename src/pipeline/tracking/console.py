@@ -53,7 +53,7 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 
 
 class ConsoleSink(Sink):
-    """Prints each summary with speed and time left, on a terminal as a bar per behavior.
+    """Prints each summary with speed and time left; on a terminal, draws a bar for each behavior.
 
     The time left is the time until the behavior's `max_steps`; a run without training shows none.
     If `pipeline run` has started this process, the sink also reports progress to that command.
@@ -82,7 +82,7 @@ class ConsoleSink(Sink):
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
-            # A behavior that does not learn never reaches a last step, so it has no time left.
+            # A behavior that does not learn never reaches its last step, so no time is shown.
             self._max_steps.pop(behavior, None)
         extra = self._speed(behavior, step)
         progress.tell(

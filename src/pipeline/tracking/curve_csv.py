@@ -1,7 +1,7 @@
 """CSV files of a run: the learning curve, for reports and `dvc plots`, and a log of updates.
 
-The log has a row for each update of networks, as the metrics file of `mlagents-learn --debug` has
-(0.8 to 0.12).
+The log has a row for each update of networks, like the metrics file that `mlagents-learn --debug`
+wrote in ML-Agents 0.8 to 0.12.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class CsvSink(Sink):
 
     Wall times are not written, so that equal runs give equal bytes.
 
-    A behavior's first row in an existing file replaces its rows at the same and later steps, which
-    were written after the checkpoint that training resumed from.
+    In an existing file, the first new row of a behavior replaces the behavior's rows at the same
+    and later steps: they were written after the checkpoint from which training resumed.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -176,7 +176,7 @@ def _whole_number(text: str, delimiter: str) -> str:
     """Return a step as digits; empty if the text is not a step."""
     text = text.strip()
     if delimiter != "," and re.fullmatch(r"\d{1,3}([.\u202f\xa0 ]\d{3})+", text):
-        return re.sub(r"\D", "", text)  # the separators are between thousands
+        return re.sub(r"\D", "", text)  # without the thousands separators
     number = _number(text, delimiter)
     is_step = number and math.isfinite(float(number)) and float(number) >= 0
     return f"{float(number):.0f}" if is_step and float(number).is_integer() else ""
@@ -258,7 +258,6 @@ class UpdatesCsvSink(Sink):
         self._last.clear()
 
     def _opened(self, behavior: str) -> _Last:
-        """Open the behavior's file, and write the header of a new file."""
         path = files.named(self._folder, behavior, ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         header = ",".join(UPDATES_HEADER) + "\n"

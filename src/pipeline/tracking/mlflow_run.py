@@ -5,11 +5,12 @@ written synchronously, before or after training. If the store fails, one warning
 later data are dropped. Stages find the run by its tags. A run has one policy: a stage that makes or
 uses the policy of an earlier run continues that run.
 
-Exported policies are registered. A registered model is a behavior of an environment, because only
-returns in the same environment can be compared; a version is the policy of a run. The alias `best`
-is the version with the highest mean return in evaluation; the alias with an experiment's name is
-the best version of its seeds. Only versions that were evaluated in the present build of the
-environment count, and an equal score does not move an alias.
+Exported policies are registered. Each behavior of an environment has a registered model, because
+only returns in the same environment can be compared; each version of the model is the policy of one
+run. The alias `best` names the version with the highest mean return in evaluation; an alias with
+the name of an experiment names the best version among the experiment's seeds. Only versions that
+were evaluated in the present build of the environment count, and an equal score does not move an
+alias.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class MlflowRun(Sink):
 
     `close`, which a training calls on its sinks, does not end the run; `end` does. `prefix`, for
     runs with several behaviors, puts the behavior's name before tags. `times` has the start and the
-    end (Unix seconds) of a run that is written afterwards.
+    end (Unix seconds) of a run that is written after it has ended.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class MlflowRun(Sink):
     ) -> None:
         """Write the final numbers of a training by behavior; unknown numbers are None.
 
-        `curve` has all summaries from `curve_csv.read_points`; the run gets summaries it lacks.
+        `curve` has all summaries, from `curve_csv.read_points`; those that the run lacks are added.
         `seconds` is the time of the whole training. `interrupted` has the steps at which the
         training was not resumed exactly.
         """
@@ -129,7 +130,7 @@ class MlflowRun(Sink):
         )
 
     def results(self, values: Mapping[str, float]) -> None:
-        """Write a stage's final numbers as `<stage>/<name>`, at step 0, for MLflow to draw bars."""
+        """Write final numbers at step 0 as `<stage>/<name>`, which MLflow draws as bars."""
         # Values have six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
@@ -175,10 +176,10 @@ class MlflowRun(Sink):
         self._write(lambda store: store.set_tags(self.run_id, tags))
 
     def made(self, path: Path, *, what: str | None = None) -> None:
-        """Write DVC's digest, as in `dvc.lock`, of an output of the stage, or of the stage `what`.
+        """Write the digest of a stage's output, as in `dvc.lock`, to the tag `dvc.<stage>`.
 
-        If an earlier run has trained the same policy, that run becomes the current run again,
-        because it may have evaluations and models.
+        `what` is the stage; None for the present stage. If an earlier run has trained the same
+        policy, that run becomes the current run again, because it may have evaluations and models.
         """
         tag = f"dvc.{what or self._key.stage}"
 
@@ -189,7 +190,8 @@ class MlflowRun(Sink):
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
-                # The earlier run has this policy; this run stays below it as a finished attempt.
+                # The earlier run has this policy, so this run ends, and becomes a child of the
+                # earlier run.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
@@ -314,7 +316,7 @@ class MlflowRun(Sink):
     def _log_metrics(
         self, store: Store, points: Sequence[tuple[str, float, int]], *, now: bool = True
     ) -> Any:
-        """Write `(name, value, step)` points; return MLflow's handle if not `now`."""
+        """Write `(name, value, step)` points; if not `now`, return MLflow's handle of the write."""
         from mlflow.entities import Metric
 
         unix_ms = self._times[1] if self._times else int(time.time() * 1000)
@@ -339,7 +341,6 @@ class MlflowRun(Sink):
         self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
 
     def _describe(self, store: Store, metadata: RunMetadata, tree: Path) -> None:
-        """Write the run's inputs as datasets with digests, and its note and configuration."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs, tags = [], {mlflow_store.NOTE: metadata.note}
@@ -424,7 +425,7 @@ class MlflowRun(Sink):
     def _of_same(self, store: Store, **more: str) -> list[Any]:
         """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
         quoted = {
-            # A text with a single quote, such as a git reference may be, is put in double quotes.
+            # A text that contains a single quote, as a git reference may, is put in double quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
             for name, text in (self._identity(store) | more).items()
         }
@@ -433,7 +434,8 @@ class MlflowRun(Sink):
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
         """Return the id of the oldest run with this identity and this value of `tag`, or None."""
-        # DVC allows the same name on different commits, so the baseline must agree, too.
+        # DVC allows experiments of the same name on different commits, so the run must also have
+        # the same base commit.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
         return str(runs[-1].info.run_id) if runs else None
@@ -447,9 +449,9 @@ class MlflowRun(Sink):
         self._supersede(store, run)
 
     def _supersede(self, store: Store, current: str) -> None:
-        """Write to the run `current` from now on; make all runs of its identity its children.
+        """Write to the run `current` from now on; make it the parent of all runs that it replaces.
 
-        Open runs of killed attempts are ended.
+        These are the other runs with the same identity. Open runs of killed attempts are ended.
         """
         for earlier in self._of_same(store):
             run, tags = earlier.info.run_id, earlier.data.tags
@@ -482,9 +484,9 @@ def best(
 ) -> str | None:
     """Return the version with the highest score in a build of the environment.
 
-    Of versions with equal scores, `incumbent` is returned if it is one of them, else the oldest
-    version. `versions` has the tags of the candidates by version number; `build` is the digest of
-    the environment in which scores are compared.
+    Of several versions with this score, `incumbent` is returned if it is one of them, else the
+    oldest; without any score `incumbent` is returned. `versions` has the tags of the candidates by
+    version number; `build` is the digest of the environment in which scores are compared.
     """
     # Only scores in the same build of the environment can be compared.
     scores = {
@@ -493,7 +495,7 @@ def best(
         if SCORE in tags and tags.get(BUILD) == build
     }
     winners = [version for version, score in scores.items() if score == max(scores.values())]
-    # Among equal scores the alias stays, so that a repeated run does not move it.
+    # An equal score does not move the alias, so that a repeated run leaves it in place.
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
@@ -571,10 +573,10 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
 
 
 def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
-    """Move the alias BEST and the experiment's alias to the best versions of `tags[BUILD]`.
+    """Move two aliases of the registered model `name` to the versions with the highest score.
 
-    These are the versions of the registered model `name` with the highest score in that build of
-    the environment: of all experiments, and of the experiment `tags[EXPERIMENT]`.
+    The alias BEST is for the best version of all, the experiment's alias for the best version of
+    `tags[EXPERIMENT]`. Only scores in the environment's build `tags[BUILD]` count.
     """
     from mlflow.exceptions import MlflowException
 

@@ -38,7 +38,7 @@ SCORE = "evaluate/mean_return"
 """The metric by which rows are sorted."""
 NOTE = "mlflow.note.content"
 """MLflow's tag with the description of a run or an experiment."""
-# The wait for the lock is long, because many stages may wait for one that creates MLflow's tables.
+# The wait for the lock is long, because many stages may wait for a stage that creates the tables.
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
 # The pattern finds every character that MLflow's own check of names refuses.
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
@@ -58,10 +58,11 @@ _ENVIRONMENT = {
 _DESCRIPTION = f"""\
 One row is one experiment of `params.yaml` with one seed; all its stages write to it.
 
-*Model registry* has a model for each behavior of an environment, a version for each run, and \
-aliases: `best`, and each experiment's name for its own best. Search with what a row holds: \
+*Model registry* has a model for each behavior of an environment, and a version of it for each \
+run. The alias `best` names the best version, an experiment's name the best version of that \
+experiment. Examples of searches: \
 ``metrics.`{SCORE}` > 90``, `params.learning_rate = '0.0003'`, ``tags.`{CURRENT}` = 'yes'`` \
-(without rows that later runs have replaced, which are folded). The files in `results/` are the \
+(leaves out rows that later runs have replaced). The files in `results/` are the \
 record; `pipeline runs` says which row and which revision belong together.
 """
 
@@ -276,8 +277,8 @@ def set_aside(root: Path) -> None:
     uri = default_uri(root := root.resolve())
     if (file := file_of(uri)) is None or not file.resolve().is_relative_to(root):
         raise PipelineError(
-            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in this "
-            "folder can be made from its files; unset the variable"
+            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in the "
+            "project's folder can be rebuilt from the project's files; unset the variable"
         )
     with locked(uri):
         if file.exists():

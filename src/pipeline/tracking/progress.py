@@ -30,9 +30,10 @@ def log_of(stage: str, instance: str) -> Path:
 
 @contextlib.contextmanager
 def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
-    """Report the start and the end of a stage to `pipeline run`; redirect its output to its log.
+    """Report the start and the end of a stage to `pipeline run`.
 
-    Snakemake redirects the output itself; DVC would mix it with its own output.
+    If `pipeline run` uses DVC, the stage's output goes to the stage's log, because DVC would mix it
+    with its own output. Snakemake redirects a stage's output itself.
     """
     _job.update(stage=stage, instance=instance)
     if _DVC in os.environ:
@@ -61,10 +62,10 @@ def tell(**facts: Any) -> None:
     if not path or not _job:
         return
     line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
-    # The file only serves a display, which must not fail a stage.
+    # The file only serves a display, and a stage must not fail because of a display.
     with contextlib.suppress(OSError):
         # Each line is a single write with O_APPEND, so that lines of several processes do not mix.
-        # O_CREAT is left out, because after the end of `pipeline run` its file is gone.
+        # Without O_CREAT, the file is not made again after `pipeline run` has deleted it.
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, line.encode())
@@ -73,7 +74,11 @@ def tell(**facts: Any) -> None:
 
 
 def log_aside(text: str) -> Path | None:
-    """Write a long text into the stage's log if DVC shows the stage's output; return the path."""
+    """Write a long text into the log of a stage of DVC, and return the log's path.
+
+    Returns None, and writes nothing, if the output of this process goes to a log already, or if the
+    process is not a stage of DVC.
+    """
     if not _job or os.environ.get(FILE) or _DVC not in os.environ:
         return None
     log = log_of(**_job)

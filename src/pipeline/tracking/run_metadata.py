@@ -27,7 +27,7 @@ POLICY_DIGEST = "policy_md5"
 STOCHASTIC = "stochastic"
 """Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
-"""Tags with a DVC experiment's name and base commit; the name of a run without experiment."""
+"""Tags with the name and the base commit of a DVC experiment; the first tag's value without one."""
 
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
@@ -143,7 +143,7 @@ def row(
     }
     # The artifact `configuration.yaml` keeps this order of keys.
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
-    # These settings have folders of this machine, which differ between runs.
+    # These settings have folders of this machine, and the folders differ between runs.
     configuration.pop("checkpoint_settings", None)
     return RunMetadata(
         params=parameters(settings["behaviors"])
@@ -251,9 +251,8 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
         f"row: learning curves over environment steps, final numbers as `<stage>/<name>`, plots of "
         f"the evaluation, the resolved configuration (artifact `configuration.yaml`) and the "
         f"policy.\n\nIts files, which are the record:\n\n{listed}\n\n"
-        f"`pipeline runs {experiment}-{seed}` finds the revision that holds them. Parent and "
-        "child: a row below this one is another attempt at it, made from other inputs or with the "
-        "same result."
+        f"`pipeline runs {experiment}-{seed}` finds the git revision that has them. A row below "
+        "this row is another attempt at this run, made from other inputs or with the same result."
     )
 
 

@@ -123,7 +123,6 @@ class TimersSink(Sink):
         }
 
     def _parts(self) -> dict[str, Any]:
-        """Return the parts of learning under ML-Agents' names."""
         seconds = self._exact if self._exact is not None else self._summed()
         environment, wire = seconds.get("environment", 0.0), seconds.get("wire", 0.0)
         update, compiling = seconds.get("update", 0.0), seconds.get("compile", 0.0)
@@ -133,14 +132,13 @@ class TimersSink(Sink):
             "env_step": _node(environment + wire, self._n_exchanges, exchange),
             "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
             "process_trajectory": _node(seconds.get("storage", 0.0)),
-            # ML-Agents does not compile, so its node of updates contains the compile time.
+            # ML-Agents has no node for compiling, so the node of updates contains the compile time.
             "_update_policy": _node(update + compiling, self._n_updates, compiled),
         }
 
     def _summed(self) -> dict[str, float]:
-        """Return seconds by part up to the last summary."""
         spent = list(self._seconds.values())
-        # Behaviors step together, so each reports the same seconds of stepping.
+        # Behaviors step together and report the same seconds of stepping, so the maximum is taken.
         return {
             part: (max if part in ("environment", "wire") else sum)(
                 behavior_seconds[part] for behavior_seconds in spent
@@ -150,9 +148,9 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process.
+    """Return facts about this process, for the metadata of `timers.json`.
 
-    The versions of ML-Agents are the versions with the formats and the protocol of this package.
+    The given versions of ML-Agents are those of which this package uses the formats and protocol.
     """
     return {
         "python_version": platform.python_version(),

@@ -285,7 +285,7 @@ def test_claims_write_prints_which_claims_are_left_out(small, capsys):
     told = capsys.readouterr().out
     assert "a_iqm: 2 seeds give no interval, so the claim holds only for this value" in told
     assert "No claim a_better_than_b: the seeds show no clear difference." in told
-    assert "Left out: none has no results of some seeds; `pipeline run none`." in told
+    assert "Left out: none has seeds without results; run `pipeline run none`." in told
     assert yaml.safe_load((small / CLAIMS).read_text())["a_iqm"]["tolerance"] == 0
     assert set(verdicts(checked(capsys, 0)).values()) == {"identical"}
     left(small, "evaluate", "a/seed1", metrics={"Ball": {"mean_return": 10.001}})
@@ -347,11 +347,11 @@ def test_claim_without_results_is_not_reproduced_and_the_command_to_run_is_named
     claim(metric="iqm", value=12, tolerance=1)
     shutil.rmtree(small / "results/evaluate/a/seed4")
     found = checked(capsys, 1)["one"]
-    assert found["here"] == "a has no results of some seeds; `pipeline run a`"
+    assert found["here"] == "a has seeds without results; run `pipeline run a`"
     assert found["cause"] == []
     left(small, "train", "a/seed4", progress="Ball,100,12.0\n")
     # the end of a learning curve is not taken for an evaluation
-    assert checked(capsys, 1)["one"]["here"] == "a has no results of some seeds; `pipeline run a`"
+    assert checked(capsys, 1)["one"]["here"] == "a has seeds without results; run `pipeline run a`"
 
 
 def test_claim_about_an_unknown_experiment_is_not_reproduced(small, claim, capsys):
@@ -424,7 +424,7 @@ def test_claims_commands_refuse_a_broken_claims_lock_and_missing_files_in_one_li
         assert "`pipeline claims write`" in refused("claims", "check")
     assert refused("claims", "write", "aa") == "params.yaml has no experiment aa"
     shutil.rmtree(small / "results/evaluate/a/seed1")
-    assert "a has no results of some seeds; `pipeline run a`" in refused("claims", "write", "a")
+    assert "a has seeds without results; run `pipeline run a`" in refused("claims", "write", "a")
     shutil.rmtree(small / "results")
     assert "no experiment has results of every seed" in refused("claims", "write")
     (small / "params.yaml").unlink()

@@ -60,8 +60,8 @@ def test_experiments_of_the_dag_are_compared_by_the_returns_of_their_evaluations
     train = tmp_path / "results/train"
     text = compared(capsys, train / "a", train / "b")
     assert "Returns are of the exported policies" in text
-    assert "a, b: 3 seeds are few: the 95 % interval misses" in text
-    assert "a, seed 1, 2: interrupted and not resumed exactly, so another run" in text
+    assert "a, b: 3 seeds are few: in more than 5 % of cases" in text
+    assert "a, seed 1, 2: interrupted and not resumed exactly, so a repeated" in text
     assert "30.0 s" in text
     table = rows(compared(capsys, train / "a", train / "b", "--csv"))
     assert (table["a"]["iqm"], table["b"]["iqm"], table["a"]["seeds"]) == ("11", "21", "3")

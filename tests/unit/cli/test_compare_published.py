@@ -118,7 +118,7 @@ def test_report_shows_learning_curves_and_the_note_of_a_published_file(root, cap
             "global_step to step, episodic_return to value",
         ),
         (HEAD.replace(",value", ""), "has environment, seed, step"),
-        (HEAD, "p.csv: has no line below its columns"),
+        (HEAD, "p.csv: has no rows below its header"),
         (f"{HEAD}Ball,1,1000\n", "p.csv:3: Ball,1,1000: needs a name, a seed from 0, and two"),
         (f"{HEAD}Ball,1,1000,2,3\n", "p.csv:3: Ball,1,1000,2,3: needs a name"),
         (f"{HEAD}Ball,-1,1000,2\n", "p.csv:3: Ball,-1,1000,2: needs a name"),
@@ -128,7 +128,7 @@ def test_report_shows_learning_curves_and_the_note_of_a_published_file(root, cap
         (f"{HEAD}Ball,1,5,2\nBall,1,5,2\n", "p.csv:4: repeats step 5 of seed 1 of Ball; keep one"),
         (
             f"{HEAD}Ant,1,5,2\n",
-            "p.csv: has only Ant; the experiments here are of Ball, ball; write",
+            "p.csv: has Ant, but the experiments here have Ball, ball; write",
         ),
         (f"# returns: test\n{HEAD}", "# returns: 'test' is not allowed. Allowed: training, eval"),
     ],

@@ -86,7 +86,7 @@ def test_equal_results_of_earlier_trials_give_proposal_files_with_equal_bytes(ro
 @pytest.mark.parametrize(
     ("trial", "said"),
     [
-        ("rates/001", "no sweeps.rates: proposed trials:.001; it has 002"),
+        ("rates/001", "no proposed trial sweeps.rates.001; it has 002"),
         ("rats/002", "params.yaml has no sweeps.rats"),
     ],
 )

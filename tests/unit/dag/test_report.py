@@ -130,13 +130,13 @@ def test_report_shows_intervals_and_probabilities_of_improvement_only_with_enoug
 
 
 def test_caption_of_learning_curves_says_that_training_samples_its_actions(tmp_path):
-    lower = "Training draws its actions; scores come from the most probable ones"
+    lower = "Actions in training are sampled; scores are of the most probable actions"
     captions = [
         learning(page(tmp_path, n_seeds=2, **changes)[0]).caption
         for changes in ({}, {"stochastic": True}, {"evaluated": None})
     ]
     assert [lower in caption for caption in captions] == [True, False, False]
-    assert all(caption.endswith("Training draws its actions.") for caption in captions[1:])
+    assert all(caption.endswith("Actions in training are sampled.") for caption in captions[1:])
 
 
 def test_axis_ticks_of_a_figure_have_a_distance_of_1_2_or_5_times_a_power_of_ten():

@@ -109,7 +109,8 @@ def test_report_lists_the_best_trial_first_and_its_score_with_other_seeds(
         ("rates/001", "3", "1.5", "0.1", "-"),
     ]
     assert (
-        "The best, rates/002, came to 4.5 on the fresh seeds 11, 12 (4, 5), after 6 in the sweep."
+        "The best trial, rates/002, scored 4.5 on the fresh seeds 11, 12 (4, 5), after 6 in the "
+        "sweep."
     ) in search.notes[1]
 
 
@@ -120,7 +121,7 @@ def test_report_counts_the_trials_that_share_the_best_score(tmp_path, params):
         left(tmp_path, "evaluate", f"rates/003/seed{seed}", metrics=metrics)
     notes = report.searches(tmp_path, params)[0].notes
     assert notes[1].startswith("2 trials share the best score")
-    assert notes[2].startswith("The best, rates/002, came to 4.5")
+    assert notes[2].startswith("The best trial, rates/002, scored 4.5")
 
 
 def test_markdown_and_html_reports_show_the_sweep(tmp_path: Path, params: Params):
@@ -134,6 +135,6 @@ def test_markdown_and_html_reports_show_the_sweep(tmp_path: Path, params: Params
 
 
 def test_report_warns_if_the_best_trial_of_a_sweep_was_not_run_with_other_seeds(tmp_path, params):
-    assert not [note for note in report.searches(tmp_path, params)[0].notes if "no number" in note]
+    assert not [note for note in report.searches(tmp_path, params)[0].notes if "chosen by" in note]
     [search] = report.searches(tmp_path, swept(tmp_path))
-    assert search.notes[-1].startswith("The trials were chosen between by the seeds that are shown")
+    assert search.notes[-1].startswith("The best trial was chosen by its score on these seeds, so")

@@ -202,7 +202,7 @@ def test_two_seeds_have_no_interval_and_three_seeds_have_an_interval_with_a_warn
     assert tables.cautions(two) == ["a, b: 2 seeds are too few for an interval; run 5 or more."]
     assert tables.rows(two)[0][3] == "too few seeds"
     assert three.standings[0].interval is not None
-    assert "3 seeds are few: the 95 % interval misses" in tables.cautions(three)[0]
+    assert "3 seeds are few: in more than 5 % of cases" in tables.cautions(three)[0]
 
 
 def test_final_training_returns_are_compared_if_one_run_was_not_evaluated():

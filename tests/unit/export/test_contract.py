@@ -422,7 +422,7 @@ def test_faults_that_are_common_in_models_of_older_packages_are_reported_only_as
     path.write_bytes(candidate.SerializeToString())
     notes = [line for line in check(path).splitlines() if line.startswith("  note ")]
     assert "deterministic" in notes[0]
-    assert "recurrent_out is [1, 1, 6]" in notes[1]
+    assert "recurrent_out has shape [1, 1, 6]" in notes[1]
 
 
 def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavior():

@@ -178,7 +178,7 @@ def test_an_empty_batch_gives_no_actions_and_observations_of_other_behaviors_are
     vector = BehaviorSpec([ObservationSpec.vector(60)], ActionSpec(1, ()))
     model = build_model(Policy(vector, NetworkSettings(hidden_units=8)))
     picture = decision_steps([np.zeros((2, 2, 5, 6), np.float32)])
-    with pytest.raises(ExportError, match=r"\(one has a picture where the other has a vector: see"):
+    with pytest.raises(ExportError, match=r"has a picture where the other has a vector: see"):
         OnnxPolicy(model).act(picture)
 
 

@@ -137,7 +137,7 @@ def test_observations_or_masks_of_another_behavior_are_refused():
         with pytest.raises(ExportError, match="recorded observations have shapes"):
             record(graph, wrong)
     for shape in ((5, 2), (4, 3)):
-        with pytest.raises(ExportError, match="recorded action_masks are"):
+        with pytest.raises(ExportError, match="recorded action_masks have the shape"):
             record(graph, obs, np.ones(shape, np.float32))
 
 

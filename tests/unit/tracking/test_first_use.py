@@ -33,7 +33,7 @@ def runs_in(root: Path) -> set[str]:
     return {run.info.run_name for run in client(root).search_runs(["1"])}
 
 
-def test_several_processes_at_once_create_one_store(tmp_path: Path):
+def test_several_processes_that_start_at_once_create_one_mlflow_store(tmp_path: Path):
     processes = [opening(tmp_path, f"run{number}") for number in range(4)]
     assert [process.wait(120) for process in processes] == [0, 0, 0, 0]
     assert runs_in(tmp_path) == {"run0", "run1", "run2", "run3"}

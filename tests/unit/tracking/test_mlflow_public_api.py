@@ -50,7 +50,7 @@ def uses(text: str) -> set[str]:
     return found
 
 
-def test_the_check_finds_private_modules_names_tags_and_sql_of_mlflow():
+def test_check_of_the_sources_finds_private_modules_names_tags_and_sql_of_mlflow():
     assert uses("import mlflow\nfrom mlflow.entities import Metric") == set()
     assert uses("import sqlite3") == {"sqlite3"}
     assert uses("from mlflow.utils import x\nfrom mlflow import _y") == {"mlflow.utils", "_y"}

@@ -255,7 +255,7 @@ def test_the_open_run_of_a_killed_attempt_is_ended_as_killed(tmp_path: Path, mon
         ),  # then not even the end is written
     ],
 )
-def test_three_successive_failures_end_tracking_and_fewer_do_not(
+def test_tracking_ends_after_three_successive_failures_but_not_after_fewer(
     fails, n_attempts, lost, tmp_path: Path, monkeypatch
 ):
     run = MlflowRun(key(tmp_path, "train"))

@@ -133,7 +133,7 @@ print(time.monotonic() - began)
 
 
 @pytest.mark.parametrize("what", ["the file", "the folder"])
-def test_missing_write_permission_is_reported_without_delay(what: str, root: Path):
+def test_missing_permission_to_write_the_store_is_reported_without_delay(what: str, root: Path):
     user = (
         [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override"]
     )  # root has every permission otherwise

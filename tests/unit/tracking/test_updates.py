@@ -36,7 +36,7 @@ def test_each_update_is_a_csv_row_with_the_experience_since_the_last_update_of_i
     }
 
 
-def test_unknown_values_in_the_first_row_of_a_resumed_run_are_empty(tmp_path: Path):
+def test_unknown_values_in_the_first_updates_row_of_a_resumed_run_are_empty(tmp_path: Path):
     clock = iter((50.0, 52.0, 52.0, 54.0)).__next__
     for attempt in range(2):
         sink = UpdatesCsvSink(tmp_path, clock=clock)

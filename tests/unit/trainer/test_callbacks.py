@@ -221,7 +221,7 @@ def test_numbers_and_pictures_that_a_callback_logs_reach_the_sinks(quick, tmp_pa
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (lambda self: self.log_image("x", np.zeros((4, 4), np.uint8)), "x is no uint8 array"),
+        (lambda self: self.log_image("x", np.zeros((4, 4), np.uint8)), "x is not a uint8 array"),
         (lambda self: self.log("x", 1.0, behavior="Other"), "no behavior 'Other'; there is"),
     ],
 )
@@ -244,7 +244,7 @@ def test_callback_state_that_a_checkpoint_cannot_store_ends_the_run(quick, tmp_p
 
 
 def test_callback_used_outside_a_run_or_given_as_a_class_is_refused(quick, tmp_path):
-    with pytest.raises(SettingsError, match="log: works in a method that a run calls"):
+    with pytest.raises(SettingsError, match="log: call it in a method of a callback while"):
         Empty().log("x", 1.0)
     with pytest.raises(SettingsError, match="is not an object of a subclass"):
         train(quick, tmp_path, callbacks=[Empty])

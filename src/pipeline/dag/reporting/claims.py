@@ -24,7 +24,8 @@ from pipeline.settings.project.claims import CLAIMS, LOCK, Claim, load_claims
 from pipeline.settings.project.params import Params
 
 Lock = dict[str, dict[str, Any]]
-"""By experiment and seed (as text): `files`, digests by path, and `history`, records by stage."""
+"""For each experiment and seed (as text): in `files` the digest of each result file, by path, and
+in `history` a list with the record of each stage."""
 HEADER = ("Claim", "Claimed", "Here", "Answer")
 SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
@@ -81,8 +82,8 @@ def _answer(root: Path, params: Params, name: str, claim: Claim, recorded: Lock)
         here, holds = _judged(claim, tasks)
     except NoValueError as reason:
         return Answer(name=name, claim=claim, verdict="not", here=str(reason))
-    # The files of both experiments of a comparison are compared, because a change in either may be
-    # the cause.
+    # The files of both experiments of a comparison are compared, because a change in either of them
+    # may have changed the answer.
     then, now = dict[str, str](), dict[str, str]()
     for one in names:
         for run in recorded.get(one, {}).values():
@@ -111,7 +112,7 @@ def tasks_of(root: Path, params: Params, name: str) -> list[Task]:
         EVALUATED
     }
     if not tasks or not has_scores or {*experiment.seeds} != {one.seed for one in outcomes}:
-        raise NoValueError(f"{name} has no results of some seeds; `pipeline run {name}`")
+        raise NoValueError(f"{name} has seeds without results; run `pipeline run {name}`")
     return tasks
 
 
@@ -142,8 +143,8 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
         interval = None if low is None or high is None else (low, high)
     text = f"{number(value)}{f' ({ends(interval)})' if interval else ''}, {len(one.seeds)} seeds"
     if claim.interval is None:
-        # Both values are shortened, so that a tolerance of 0 holds for the value that `write` has
-        # rounded.
+        # Both values are shortened, so that a tolerance of 0 holds for a value that `pipeline
+        # claims write` has rounded.
         far = abs(shortened(value) - shortened(claim.value or 0.0))
         return text, far <= (claim.tolerance or 0.0)
     # With too few seeds for an interval here, the value alone has to be inside the claimed

@@ -20,29 +20,30 @@ if TYPE_CHECKING:
 
 DEFINITIONS = "What the words and columns mean"
 TERMS = {
-    "Score": "of a seed, which is one observation: the mean return of its policy's episodes. It is "
-    "compared with other scores of the same behavior in the same environment",
-    "IQM": "interquartile mean of the seeds' scores: a quarter of the seeds, rounded down, is "
-    "dropped at each end, so none of 3",
+    "Score": "mean return of the episodes of one seed's policy; each seed gives one score. Only "
+    "scores of the same behavior in the same environment are compared",
+    "IQM": "interquartile mean of the seeds' scores: the mean without the lowest and the highest "
+    "quarter of them. A quarter is rounded down, so none of 3 scores is left out",
     "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
-    "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
-    "the interval would be a surprise. The IQM's needs at least three seeds, better five; the "
-    "probability's needs five, and scores that overlap",
-    tables.TOLERANCE: "the range that holds the score of one more seed with a probability of 90 %, "
-    "of normal scores, or of any from 19 seeds on (Wilks 1941; Hahn and Meeker 1991). It does not "
-    "shrink with more seeds as the interval of the IQM does, and needs at least five. Where it "
-    "reaches beyond what a score can be, the scores are not normal",
-    "Trained steps": "environment steps of training, of the seed that was trained longest; a range "
-    "where seeds differ",
+    "2021, arXiv 2108.13264). With many more seeds the value would probably be in this interval. "
+    "The IQM has an interval from three seeds on, but five are better; the probability has one "
+    "from five seeds on, if the scores of the two experiments overlap",
+    tables.TOLERANCE: "range that contains the score of one more seed with a probability of 90 % "
+    "(Wilks 1941; Hahn and Meeker 1991). It needs at least five seeds, and does not shrink with "
+    "more seeds as the interval of the IQM does. With fewer than 19 seeds the scores are assumed "
+    "to be normally distributed; they are not if the range has values that no score can have",
+    "Trained steps": "environment steps of the seed that was trained longest; a range if the steps "
+    "of the seeds differ by more than 5 %",
     "Steps to target": "median over seeds of the environment steps at which training first reached "
     "the target, which a note under the table gives",
     "Mean height": "area under the learning curve divided by its width, over the steps that all "
-    "curves share: the mean return while training, in the return's own units. Higher is sooner and "
-    "better",
-    "Probability": "that a run of the one experiment does better than a run of the other, ties "
-    "counting half; with fewer than five seeds, in how many pairs of their runs it did",
-    "By chance": "in how many cases seeds of two equal experiments would be apart as clearly: the "
-    "exact two-sided test of Mann and Whitney (1947). A difference counts as shown at 5 % or less, "
+    "curves share: the mean return while training, in the return's own units. It is higher if the "
+    "return rises sooner or further",
+    "Probability": "that a run of the first experiment has a higher score than a run of the "
+    "second; ties count half. With fewer than five seeds the cell has the number of pairs of runs "
+    "in which the first was better",
+    "By chance": "how often the scores of two equal experiments would differ as clearly: the exact "
+    "two-sided test of Mann and Whitney (1947). A difference counts as shown at 5 % or less, "
     "divided by the number of experiments that the best one is compared with",
 }
 CLOSING = (
@@ -83,10 +84,10 @@ class Section:
     title: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    """Of a sweep, a row for each trial, best first: name, rank, score, and the changed values."""
+    """For a sweep one row for each trial, best first: name, rank, score and changed settings."""
     notes: list[str]
     first_number: int = 1
-    """The first column with numbers, which are aligned to the right."""
+    """Index of the first column with numbers; numbers are aligned to the right."""
 
 
 def title(tasks: Sequence[Task]) -> str:
@@ -192,12 +193,10 @@ def _escaped(value: object) -> Markup:
 
 
 def _anchor(term: str) -> str:
-    """Return the id of a term's element, for links to it."""
     return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
 
 
 def _with_code(text: str) -> Markup:
-    """Return an escaped text, with the parts between backquotes marked as code."""
     from markupsafe import Markup
 
     return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # the text is escaped

@@ -197,7 +197,7 @@ def read_published(
 
     Args:
         path: a CSV file with the columns of `_COLUMNS`; its stem is the experiment's name.
-        tasks: environment and behavior of the tasks here, by the names that the file may use.
+        tasks: the tasks here, as pairs (environment, behavior), by each name that the file may use.
         note: replaces the note in the file.
 
     Raises:
@@ -207,7 +207,7 @@ def read_published(
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read as CSV ({error})") from error
-    # A published table keeps its lines of comment, so these keys need no column of their own.
+    # These keys are in comment lines and not in columns, because they hold for the whole file.
     pairs = (line.removeprefix("#").split(":", 1) for line in lines if re.match("#[^:]+:", line))
     about = {"returns": "training"} | {key.strip().lower(): text.strip() for key, text in pairs}
     if about["returns"] not in ("training", "evaluation"):
@@ -220,7 +220,7 @@ def read_published(
     curves = _published_curves(path, lines)
     left_out = sorted({name for name, _ in curves} - {*tasks})
     if len(left_out) == len({name for name, _ in curves}):
-        text = f"has only {few(left_out, 6)}; the experiments here are of {few(sorted(tasks), 6)}"
+        text = f"has {few(left_out, 6)}, but the experiments here have {few(sorted(tasks), 6)}"
         raise SettingsError(f"{path}: {text}; write one of these names into the column environment")
     outcomes = []
     for (name, seed), points in sorted(curves.items()):
@@ -248,7 +248,7 @@ def read_published(
 
 def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dict[float, float]]:
     """Return published learning curves (value by step), by environment and seed."""
-    # Line by line, so that an error can name the line.
+    # The CSV is read line by line, so that an error can name the line.
     rows = [
         (number, [cell.strip() for cell in next(csv.reader([line]))])
         for number, line in enumerate(lines, start=1)
@@ -266,7 +266,7 @@ def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dic
             row = dict(zip(header, cells, strict=True))
             seed, step, value = int(row["seed"]), float(row["step"]), float(row["value"])
         except ValueError:
-            seed = -1  # a row with a wrong number of cells, or a word for a number
+            seed = -1  # marks a row with a wrong number of cells, or with text instead of a number
         if seed < 0 or not (row["environment"] and math.isfinite(step + value)):
             text = "needs a name, a seed from 0, and two finite numbers: step and value"
             raise SettingsError(f"{path}:{line}: {brief(','.join(cells))}: {text}")
@@ -276,7 +276,7 @@ def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dic
             raise SettingsError(f"{path}:{line}: {text}; keep one line for each step")
         points[step] = value
     if not curves:
-        raise SettingsError(f"{path}: has no line below its columns")
+        raise SettingsError(f"{path}: has no rows below its header")
     return curves
 
 

@@ -1,7 +1,7 @@
 """Coordinates of charts in the report's page; `charts.html.j2` writes the SVG.
 
-Inline SVG, because a plotting library in JavaScript would take megabytes: any browser shows the
-page, even from a file, without network and with scripts switched off.
+The page has inline SVG and no plotting library in JavaScript, which would take megabytes. So any
+browser shows the page, even from a file, without network and with scripts switched off.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The `check` stage: check params.yaml, its trainer files and the plan before any other stage.
 
 DVC deletes a stage's results before it runs the stage again. If the stage then refused its
-parameters, the results would be lost, so this first stage checks the parameters of all stages. It
-also records, for each other stage, the source files that it imports with their digests: DVC's
-stages depend on these records, which change only if a source file has changed.
+parameters, the results would be lost, so this first stage checks the parameters of all stages.
+
+It also records the digests of the source files that each other stage imports. DVC's stages depend
+on these records, which change only if a source file has changed.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def refuse_linked_results(root: Path) -> None:
 
 
 def refuse_files_of_the_future(params: Params) -> None:
-    """Refuse inputs and results with times in the future, which a wrong clock has set.
+    """Refuse inputs and results with modification times in the future, which a wrong clock has set.
 
     Snakemake would run the job, find its outputs older than such an input, and delete them.
 
@@ -115,7 +116,7 @@ def refuse_files_of_the_future(params: Params) -> None:
                     late.add(os.path.relpath(file, root))
     if late:
         names, more = sorted(late)[:_NAMED], len(late) - _NAMED
-        rest = f"; so are {more} others" if more > 0 else ""
+        rest = f"; {more} more files have such dates" if more > 0 else ""
         raise StageError(
             f"{names[0]}: is dated in the future, so each job of Snakemake that reads it fails; "
             f"when the clock is right: `touch {shlex.join(names)}`{rest}"
@@ -144,12 +145,12 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and environment ids, and a build that is the project's folder.
+    """Refuse unknown simulators and environment ids, and builds in a folder that has the project.
 
     Modules may be files in the folder of params.yaml.
 
     Raises:
-        SettingsError: A name is unknown; the message gives its place and similar names.
+        SettingsError: A name is unknown, or the folder of a build contains the project.
     """
     folder = str(params.path.resolve().parent)
     for name, environment in params.environments.items():

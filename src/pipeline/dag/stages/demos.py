@@ -131,8 +131,8 @@ def write_episodes(
 ) -> dict[str, Any]:
     """Write the first `episodes` episodes in the order of their starts, and return a summary.
 
-    The first episodes to end would be the short ones, a biased sample. The caller has reset the
-    environment, which must have one behavior.
+    The episodes are chosen by their starts, because the first episodes to end are mostly short: a
+    biased sample. The caller has reset the environment, which must have one behavior.
     """
     from pipeline.demos.demo_file import writing_demo
 
@@ -149,8 +149,8 @@ def write_episodes(
 
 
 _Episode = tuple[list[Any], list[tuple["AnyArray", "AnyArray"]]]
-"""The steps of an agent's episode, of which the last is terminal, and the continuous and discrete
-actions of all steps but the last.
+"""An episode of one agent: its steps, of which the last is terminal, and the actions (continuous,
+discrete) of each step except the last.
 """
 
 
@@ -184,10 +184,7 @@ def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
 def _play(
     env: BaseEnv, behavior: str, act: Callable[[DecisionSteps], ActionTuple], episodes: int
 ) -> list[_Episode]:
-    """Play until the first `episodes` episodes, in order of their starts, have ended.
-
-    Returns these episodes.
-    """
+    """Return the first `episodes` episodes, in the order of their starts, after all have ended."""
     recorded: list[_Episode] = []
     playing: dict[int, _Episode | None] = {}
     n_ended = 0

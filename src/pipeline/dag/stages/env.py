@@ -91,7 +91,7 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
 
 
 def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
-    """Return the files from which the environment is made; [] for an archive with a digest."""
+    """Return the local files and folders from which the environment is made; [] without any."""
     inputs, wrong = [], ""
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "a build is expected here; correct `path`"
@@ -106,7 +106,6 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
 
 
 def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path) -> Path:
-    """Build a Unity project, and return the path of the player in `folder`."""
     from pipeline.envs.sources.unity_build import build
 
     player = build(source, root=root, name=name, folder=work / _PLAYER, log=work / "editor.log")
@@ -124,8 +123,8 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     archive = source.archive(platform)
     if archive is None:
         raise StageError(
-            f"params.yaml: environments.{name}: is for {' and '.join(source.platforms())}, but "
-            f"this machine runs {platform}; give the 'url' and 'sha256' of a build for {platform}"
+            f"params.yaml: environments.{name}: has builds for {' and '.join(source.platforms())}, "
+            f"but this machine runs {platform}; give 'url' and 'sha256' of a build for {platform}"
         )
     url, sha256 = archive
     cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))

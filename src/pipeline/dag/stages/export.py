@@ -1,4 +1,4 @@
-"""The `export` stage: write the trained policy as ONNX for Unity, and compare their actions."""
+"""The `export` stage: write the trained policy as ONNX, and check that both give equal actions."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from pipeline.settings.project.sweeps import SweepParams, proposal_file
 
 # With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
-"""Smallest number of learning curves with a point at a step for which a median is computed."""
+"""A step has a median only if at least this number of learning curves have a point at the step."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,8 +45,8 @@ def propose(trial: str, root: Path) -> None:
     params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
-    # This proposal needs the score of the trial `chosen` only; later trials may still be running.
-    chosen = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
+    # This proposal needs only the score of the trial `chosen`; later trials may still be running.
+    chosen = named(sweep.proposed(), number, f"proposed trial sweeps.{name}")
     last = before(params, trial)
     job = Job(
         stage="propose",

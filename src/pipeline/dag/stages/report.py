@@ -102,7 +102,7 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
     note = (
         "`identical`: the result files have the bytes that claims.lock records. `reproduced`: "
         "the intervals overlap, the value is within the tolerance, or the comparison holds. "
-        "`pipeline claims check` names the first cause of other bytes."
+        "If the bytes differ, `pipeline claims check` names the first cause."
     )
     rows, header = [answer.row for answer in found], claims.HEADER
     texts = len(header)  # no column has only numbers
@@ -202,7 +202,6 @@ def _file_name(text: str) -> str:
 
 
 def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
-    """Return the points of all learning curves: interquartile mean over seeds, and interval."""
     points = []
     for task, shown in zip(tasks, charts, strict=True):
         for one in (one for chart in shown for one in chart.series):
@@ -256,15 +255,15 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
     if n_best > 1:
         notes.append(
             f"{n_best} trials share the best score, so the sweep does not tell them apart; the "
-            "first of them counts as the best. A harder measure would: fewer steps, say, or more "
-            "seeds and episodes."
+            "first of them counts as the best. A harder test may tell them apart: for example "
+            "fewer steps, or more seeds and episodes."
         )
     if sweep.best is not None:
         notes.append(_fresh(root, params, best_name(name), sweep, ranked[0], len(trials)))
     elif len(trials) > 1:
         notes.append(
-            "The trials were chosen between by the seeds that are shown, so the best score is "
-            "partly luck, and no number to quote: `best.seeds` runs the best on fresh ones."
+            "The best trial was chosen by its score on these seeds, so this score is partly luck "
+            "and must not be quoted: with `best.seeds`, the best trial also runs on fresh seeds."
         )
     ends = [key.rpartition(".")[2] for key in keys]
     # A column has the last part of its key as header, or the whole key if two keys end alike.
@@ -295,9 +294,10 @@ def _fresh(
         f" ({', '.join(f'{score:.4g}' for score in scores.values())})" if len(scores) > 1 else ""
     )
     return (
-        f"The best, {chosen.name}, came to {fresh.score:.4g} on the fresh {_seeds(list(scores))}"
-        f"{listed}, after {chosen.score:.4g} in the sweep. The best score of {n_trials} is partly "
-        f"luck: quote the one on fresh seeds. It is the experiment {best}."
+        f"The best trial, {chosen.name}, scored {fresh.score:.4g} on the fresh "
+        f"{_seeds(list(scores))}{listed}, after {chosen.score:.4g} in the sweep. The best score of "
+        f"{n_trials} trials is partly luck, so quote the score on the fresh seeds, which is in the "
+        f"results of the experiment {best}."
     )
 
 

@@ -67,8 +67,8 @@ def rank_named(name: str, root: Path) -> None:
             raise StageError(
                 f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
             )
-        # best.json has no score: the best experiment depends on this file, and a new score of the
-        # same trial must not rerun it.
+        # best.json has no score: the experiment with the best values depends on this file, and must
+        # not run again if the same trial gets another score.
         files.write_json(attempt.out("best.json"), {"trial": best.name, "values": best.values})
         metrics = {sweep.metric: best.score, "trials": len(ranked)}
         files.write_json(attempt.out("metrics.json"), metrics)

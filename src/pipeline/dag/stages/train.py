@@ -191,7 +191,6 @@ class Pruner(Callback):
 
 
 def _pruner(run: run_context.Run) -> Pruner | None:
-    """Return the pruner of a trial, or None if its proposal has no medians."""
     if run.experiment.chosen is None:
         return None
     below = read_map(run.root / run.experiment.chosen).get("prune_below")

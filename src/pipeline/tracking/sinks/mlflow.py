@@ -37,7 +37,7 @@ class MlflowSink(MlflowRun):
             raise ValueError("a run of MLflow needs a key and a row")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
-        # The status stays KILLED if a user stops the run, which then neither ends nor fails.
+        # If a user stops the run, no method sets another status, and the status stays KILLED.
         self._status = "KILLED"
         self._began_s: float | None = None
 

@@ -165,7 +165,8 @@ class StatsWriterSink(Sink):
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # Writers compare with the enumerations of ML-Agents if it is installed.
+        # If ML-Agents is installed, writers get the enumerations of ML-Agents, because they compare
+        # values with them.
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
@@ -200,7 +201,6 @@ class StatsWriterSink(Sink):
         self._tell("write_stats", behavior, summaries, step)
 
     def _tell(self, method: str, *values: Any) -> None:
-        """Call a method of every writer, and afterwards raise their errors together."""
         failed: list[tuple[str, Exception]] = []
         for writer in self._writers:
             try:

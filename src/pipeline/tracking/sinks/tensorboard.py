@@ -92,9 +92,10 @@ class TensorBoardSink(Sink):
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:
-        """Open a new event file.
+        """Return the writer of a new event file.
 
-        TensorBoard's EventFileWriter writes in a thread, which prints a traceback for an error.
+        TensorBoard's EventFileWriter is not used, because it writes in a thread, and errors of this
+        thread would be printed as tracebacks.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for path in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
@@ -114,7 +115,6 @@ for_run = TensorBoardSink
 
 
 def _histogram(values: Sequence[float]) -> Any:
-    """Return a histogram of the values [N] with bins of equal width."""
     numbers = np.asarray(values, dtype=np.float64)
     # In TensorBoard's default buckets, returns from 480 to 500 would be in one bucket.
     counts, edges = np.histogram(numbers, bins=min(_MAX_BINS, max(1, len(numbers))))

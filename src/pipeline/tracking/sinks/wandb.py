@@ -1,4 +1,4 @@
-"""Weights & Biases: a run with parameters and curves, kept in files without a login."""
+"""Weights & Biases: a run with parameters and curves, kept in files if there is no login."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _STEP = "step"
 
 
 class WandbSink(Sink):
-    """Writes one run in `wandb/` of the run's folder; the variables `WANDB_...` configure it.
+    """Writes one run of Weights & Biases; environment variables `WANDB_...` configure the run.
+
+    The files are in the folder `wandb` of the run's folder.
 
     The run opens when the first behavior appears. A resumed run keeps its id.
     """
