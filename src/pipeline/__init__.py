@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# No other module is imported here, because it would slow down each command's start.
+# No other module is imported here, because its import would slow down the start of each command.
 from pipeline.version import __version__
 
 # These imports are for type checkers and editors, which do not run `__getattr__` below.
@@ -116,8 +116,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     # The table is in this function, because `dag.sources` counts a module's name in a string as an
-    # import, but skips `__getattr__`: the stages of the DAG import this package, but not these
-    # modules.
+    # import, except in `__getattr__`. Elsewhere, the table would make these modules part of the
+    # source code of every stage, because every stage imports this package.
     modules = {
         "pipeline.api": "LoadedPolicy build_env evaluate export_policy load_policy make_env train",
         "pipeline.envs.base": "BaseEnv BehaviorMapping",

@@ -32,8 +32,8 @@ def main(*words: str) -> int:
     # Background jobs of a shell ignore Ctrl+C, and must continue to ignore it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
-        # If Ctrl+C is pressed during the imports, the system ends the process; Python would print a
-        # traceback.
+        # With this handler, the system ends the process if Ctrl+C is pressed during the imports;
+        # Python's own handler would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from pipeline.cli import main as cli
 

@@ -70,39 +70,41 @@ def train(
     """Train every behavior of an environment.
 
     Args:
-        env: what `make_env` takes, or a list of objects; None for the Unity Editor. Executables run
-            in processes of their own, other environments in this process. An object counts as one
-            copy.
-        settings: a trainer configuration: an object, a mapping, or the path of a file.
-        seed: all random numbers of the run derive from it.
+        env: what `make_env` takes, or a list of environment objects; None for the Unity Editor.
+            Executables run in processes of their own, other environments in this process. An
+            environment object counts as one copy.
+        settings: a trainer configuration: `RunSettings`, a mapping, or the path of a file.
+        seed: seed from which all random numbers of the run derive.
         run_dir: folder of the run. An earlier run in it is refused without `resume` or `force`.
-        callbacks: receive the events of the run, and may end it. With several learners, each must
-            be a `Sink`.
-        sinks: sinks of the summaries: objects, or names as for `pipeline learn --track`.
+        callbacks: receive the events of the run, and may end the run. With several learners, each
+            callback must be a `Sink`.
+        sinks: receivers of the summaries: `Sink` objects, or names as for `pipeline learn --track`.
         progress: whether to print summaries as `pipeline learn` does; None: only on a terminal and
             in a notebook.
         num_envs: number of environments, if `env` is a name, a path, a class or a function.
         n_agents: number of copies in each environment, or number of agents of a simulator; None: 16
-            copies for a class, a function or an id.
-        env_options: keywords of the simulator or the bridge, as for `make_env`.
+            copies for a class, a function, or an id of Gymnasium or PettingZoo.
+        env_options: keyword arguments of the simulator or the environment, as for `make_env`.
         env_args: arguments of an executable.
         resume: whether to continue the run in `run_dir` from its checkpoints.
         force: begin a new run, and rename the folder of an earlier run to the first unused name of
             `<run_dir>.1`, `<run_dir>.2`, ...
-        init_from: initial weights: a checkpoint, a run's folder, the name of a run in the folder of
-            `run_dir` or in `results`, or a map from behaviors to checkpoints.
+        init_from: initial weights: a checkpoint, a run's folder, the name of a run in the parent
+            folder of `run_dir` or in the settings' `results_dir`, or a map from behaviors to
+            checkpoints.
         inference: whether to act, without learning or saving, until a signal ends the run.
-        export: whether to write an ONNX file beside each numbered checkpoint; always True with the
+        export: whether to write an ONNX file next to each numbered checkpoint; always True with the
             sink `mlflow`.
         device: `cpu`, `cuda`, ...; None: the device that is measured to be the fastest.
         torch_threads: number of torch's threads, which affects how sums are rounded; None: the
             number that is measured to be the fastest.
         learners: number of processes that learn together, each with `num_envs` executables.
-        resume_interval_s: minimum number of seconds between two saves of the state that `resume`
-            continues.
+        resume_interval_s: minimum number of seconds between two saves of the state from which
+            `resume` continues.
 
     Returns:
-        Steps, rewards, checkpoints and curves ((step, value) by behavior and tag).
+        The result of each behavior (steps, rewards, checkpoint), and the curves: (step, value) of
+        each summary by behavior and tag.
 
     Raises:
         SettingsError: A setting, the environment or `run_dir` cannot be used.
@@ -118,7 +120,8 @@ def train(
     run_dir, env, n_learners = Path(run_dir), in_folder(env), max(learners, launched()[1])
     if n_learners > 1 and not all(isinstance(callback, Sink) for callback in callbacks):
         raise SettingsError(
-            "callbacks: one of several learners cannot end a run; use sinks, or one learner"
+            "callbacks: with several learners, a callback cannot end the run, so it must be a "
+            "Sink; pass a Sink, or use one learner"
         )
     if isinstance(init_from, str | Path):
         settings = read_settings(settings)
@@ -187,19 +190,23 @@ def _environments(
 ) -> tuple[Any, str]:
     """Return a run's environments for the trainer, and a text that gives their number.
 
-    `first` has the seed of the first environment, and the rank of this process as a learner.
+    `first` has the seed of the run's first environment, and the rank of this process among the
+    learners.
     """
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]
         if given:
-            raise SettingsError(f"{given[0]}: not for an executable; give env_args instead")
+            raise SettingsError(
+                f"{given[0]}: cannot be given for an executable; give env_args instead"
+            )
         text = f"environments: {num_envs}, each in a process; processes that learn: {n_learners}"
         return env if env is None or isinstance(env, Path) else _path_of(env), text
     several = isinstance(env, Sequence) and not isinstance(env, str)
     is_copied = isinstance(env, str) or makes_environments(env)
     if num_envs > 1 and not is_copied:
         raise SettingsError(
-            "num_envs: an object is only one environment; pass its class or a function"
+            "num_envs: an environment object is only one environment; pass its class, or a "
+            "function that returns an environment"
         )
     sources = list(env) if several else [env] * (num_envs if is_copied else 1)
     seed = first[0] + first[1] * len(sources)
@@ -209,7 +216,7 @@ def _environments(
     if all(n_copies):
         text += f"; copies: {sum(n_copies)}"
     if n_copies == [1] and not (is_copied or several or envs[0] is env):
-        text += " (an object is one copy; pass the class or a function for 16)"
+        text += " (an environment object is one copy; for 16 copies, pass its class or a function)"
     return envs, text
 
 
@@ -236,8 +243,10 @@ def make_env(
             the low-level API, which is returned unchanged.
         seed: seed of the environment's random numbers; not used for an object with the low-level
             API.
-        n_agents: number of agents or copies in this process; not for objects and executables.
-        env_options: further keywords of the simulator, the bridge, or `UnityEnvironment`.
+        n_agents: number of agents or copies in this process; not for environment objects and
+            executables.
+        env_options: further keyword arguments of the simulator, of the Gymnasium or PettingZoo
+            environment, or of `UnityEnvironment`.
 
     Raises:
         SettingsError: No environment has this name, or the object is not an environment.
@@ -249,7 +258,10 @@ def make_env(
         packed = "module", {"id": source}
     elif not isinstance(source, str | Path):
         if options or n_agents is not None:
-            raise SettingsError("n_agents, env_options: an object is one copy; pass its class")
+            raise SettingsError(
+                "n_agents, env_options: cannot be given for an environment object, which is one "
+                "copy; pass its class instead"
+            )
         return _of_object(source, seed)
     else:
         source = in_folder(source)
@@ -282,7 +294,8 @@ def build_env(
             `module:function`.
         target: the file to write.
         n_agents: number of agents or copies; None for the simulator's default.
-        env_options: further keywords of the simulator, which become fixed in the executable.
+        env_options: further keyword arguments of the simulator, which become fixed in the
+            executable.
 
     Returns:
         The file, which `train` and `make_env` take.
@@ -291,12 +304,14 @@ def build_env(
         SettingsError: No environment has this name, or an option is missing.
         StageError: The environment cannot be packed.
     """
-    # Imports in functions keep `import pipeline` quick, as in `pipeline.__getattr__`.
+    # Only this function needs `pack`; the other functions of this module start faster without it.
     from pipeline.simulators.pack import pack
 
     packed = named(source).packed()
     if packed is None:
-        raise SettingsError(f"{source}: is a path, so there is nothing to build; train in it")
+        raise SettingsError(
+            f"{source}: is a path, so there is nothing to build; pass the path to `train`"
+        )
     simulator, fixed = packed
     more = dict(env_options or {}) | ({} if n_agents is None else {"n_agents": n_agents})
     return pack(simulator, target, **fixed | more)
@@ -353,10 +368,11 @@ class LoadedPolicy:
         Args:
             observation: of an environment of Gymnasium or PettingZoo, as `reset` and `step` return
                 it, or of N vectorized environments; or an environment's `DecisionSteps`. For a file
-                that does not know the environment's spaces, such as Unity's: floats [N, *shape], or
-                a list of these, one for each input.
+                that does not know the environment's spaces, such as a file for Unity: floats
+                [N, *shape], or a list of such arrays, one for each input of the policy.
             action_mask: the environment's mask (1 where allowed), if it is not in the observation;
-                for a file without spaces bool [N, branch size] per branch, True where forbidden.
+                for a file that does not know the environment's spaces, bool [N, branch size] for
+                each branch, True where forbidden.
             deterministic: take the most probable actions; False draws them at random.
             agent_id: int [N], the agents whose memories are used and updated; None for 0 to N - 1.
 
@@ -427,7 +443,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     saved = saved_policy(path)
-    # A checkpoint acts through the same ONNX graph that Unity would run.
+    # The policy of a checkpoint acts through the same ONNX graph that Unity would run.
     model = build_model(saved.policy)
     helper.set_model_props(model, meanings(saved.policy.spec))
     return LoadedPolicy(OnnxPolicy(model, seed=seed), saved.behavior)
@@ -452,7 +468,7 @@ def evaluate(
         seed: seed of the environment, and of actions that are drawn at random.
         deterministic: take the most probable actions; False draws them at random.
         n_agents: number of agents or copies, as for `make_env`.
-        env_options: keywords of the simulator or the bridge, as for `make_env`.
+        env_options: keyword arguments of the simulator or the environment, as for `make_env`.
 
     Returns:
         The episodes sorted by behavior and start, each with its return and length.

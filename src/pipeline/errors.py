@@ -23,8 +23,8 @@ _LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 class PipelineError(Exception):
     """A mistake or failure; the message explains it and says what to do."""
 
-    # This is argparse's code for a mistake in the command line, so that all mistakes have the same
-    # code.
+    # argparse exits with this code after a mistake in the command line; other mistakes of the user
+    # have the same code.
     exit_code = 2
 
 
@@ -34,7 +34,7 @@ class SettingsError(PipelineError):
     line: int | None = None
     """Line of the file, if the error is about a file."""
     about: tuple[object, str] | None = None
-    """The node with the wrong value, and the message without file, line and key."""
+    """The node of the file that has the wrong value, and the message without file, line and key."""
 
     together: Sequence[SettingsError] = ()
     """The errors that this error combines; the message has one line for each of them."""
@@ -99,8 +99,8 @@ class TrainingError(PipelineError):
     """Training cannot continue, for example after a non-finite value."""
 
 
-# This error has a class of its own, so that it does not hide the cause, which the failed learner
-# reports.
+# A process that gets this error does not report a failure of its own, so that the other processes
+# show the failure that came first.
 class LearnerLostError(TrainingError):
     """Another process of the run has failed or ended."""
 

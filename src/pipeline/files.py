@@ -72,7 +72,8 @@ def whole(path: Path | str) -> Iterator[Path]:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
         if target.exists():
-            # A new file has the umask's permissions; a replaced one keeps its own.
+            # A file that replaces an old file gets the permissions of the old file; a new file
+            # keeps those that the umask gives.
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     except BaseException:
@@ -100,7 +101,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
-        # The folder itself is kept, because it may be the working folder.
+        # The entries are moved, instead of the folder, because it may be the working folder.
         for path in Path(temporary).iterdir():
             path.replace(folder / path.name)
 
@@ -131,8 +132,8 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     real = Path(folder).resolve()
     missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
-    # The lock file is next to the folder, because the folder may be renamed. If the parent cannot
-    # be written, the folder is a mounted volume, and the lock file is in it.
+    # The lock file is next to the folder, because the folder may be renamed. If the parent folder
+    # cannot be written, as for a mounted volume, the lock file is in the folder itself.
     in_parent = os.access(real.parent, os.W_OK)
     path = real.with_name(f".{real.name}.lock") if in_parent else real / ".lock"
     # There is one lock object per path, so that a nested block increments its counter and does not
@@ -251,7 +252,10 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name in a missing path's folder that is most similar; None if none is similar."""
+    """Return the name of the entry in a missing path's folder that is most similar to the path.
+
+    None if no entry has a similar name.
+    """
     with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
@@ -452,8 +456,8 @@ def _temporary(target: Path) -> tuple[int, Path]:
 
     The lock shows other processes that the writer is alive.
     """
-    # The new file has the permissions of the file that it replaces, so that no other user can read
-    # it meanwhile.
+    # The new file has the permissions of the file that it will replace, so that only users who may
+    # read the old file can read the new file.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

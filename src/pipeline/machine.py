@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 PORTABLE: Mapping[str, str] = {
-    "ATEN_CPU_CAPABILITY": "default",  # this sets torch's own kernels
-    # This sets torch's matrix products; no other value is for CPUs of AMD and of Intel alike.
+    "ATEN_CPU_CAPABILITY": "default",  # this chooses torch's own kernels
+    # This chooses the kernels of torch's matrix products; every other value chooses different
+    # kernels on CPUs of AMD and of Intel.
     "MKL_CBWR": "COMPATIBLE",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",  # this sets torch's convolutions and recurrent layers
-    "OPENBLAS_CORETYPE": "Nehalem",  # this sets NumPy's matrix products, in environments
+    # This chooses the kernels of torch's convolutions and recurrent layers.
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    # This chooses the kernels of NumPy's matrix products, which environments use.
+    "OPENBLAS_CORETYPE": "Nehalem",
     "OPENBLAS_NUM_THREADS": "1",  # the default is one thread for each core
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # this disables NumPy's AVX2 loops, and newer ones
+    # This disables NumPy's loops for AVX2 and for newer instructions.
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3",
 }
 """Environment variables that choose the same kernels on every x86-64 CPU with AVX."""
 _OTHERS = ("MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES", "NPY_ENABLE_CPU_FEATURES")
@@ -43,7 +47,8 @@ def restart_in_portable_mode() -> None:
         return
     os.environ.update(PORTABLE)
     command = [sys.executable, *sys.orig_argv[1:]]
-    if os.name == "nt":  # exec would end this process, and the parent would take it as finished
+    # On Windows, exec ends this process, and the parent process would take the command as finished.
+    if os.name == "nt":
         sys.exit(subprocess.call(command))  # noqa: S603  # this is our own command line
     os.execv(sys.executable, command)  # noqa: S606  # `execv` keeps the process id
 

@@ -73,7 +73,8 @@ class Group(Mapping[str, T], Generic[T]):
     def load(self, name: str, *, package: str = "") -> T:
         """Return the part `name`; a module with a leading dot is relative to `package`."""
         if name in self.ours:
-            # Built-in names win, so that an installed package cannot change what a file means.
+            # Built-in parts come first, so that an installed package cannot change the meaning of
+            # a configuration.
             part: T = load(self.ours[name], package=package)
             return part
         if self._is_in_file(name):
@@ -98,7 +99,7 @@ class Group(Mapping[str, T], Generic[T]):
             SettingsError: Several packages provide this name.
         """
         points = self._plugins()[name]
-        # Choosing one package silently would depend on the order of folders in sys.path.
+        # None of the packages is chosen, because the choice would depend on the order of sys.path.
         if len(points) > 1:
             names = " and ".join(sorted(brought_by(point)[0] for point in points))
             raise SettingsError(f"{self.name}: {names} both have {name!r}; uninstall one of them")
@@ -120,7 +121,10 @@ class Group(Mapping[str, T], Generic[T]):
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
-        """Return the versions of packages and digests of files that have the plug-ins `names`."""
+        """Return the versions of the packages, and digests of the files, of the plug-ins `names`.
+
+        The keys are the names of the packages, and the paths of the files.
+        """
         versions: dict[str, str] = {}
         for name in names:
             if self._is_in_file(name):
@@ -206,8 +210,9 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
 def digests(path: str) -> dict[str, str]:
     """Return the digest of the file of `module:Class`, and of each file that it imports, by path.
 
-    Only files of the current folder are included, with paths relative to it; of a package, all
-    files are. For a class of an installed package, return the version of the package by its name.
+    Only files of the current folder are included, with paths relative to it; all files of an
+    imported package in it are included. For a class of an installed package, return the version of
+    the package by its name.
     """
     root, waiting, found = Path.cwd(), [path.partition(":")[0]], {}
     while waiting:
@@ -232,9 +237,10 @@ def digests(path: str) -> dict[str, str]:
 
 @cache
 def _settings_of(made_by: str, kind: Any) -> Any:
-    """Return the settings class `kind` for the class `made_by` in a file of the user."""
+    """Return a subclass of the settings class `kind` that names the user's class `made_by`."""
 
-    # `pickle` needs this, because settings are sent to other processes.
+    # Settings are pickled for other processes, and `pickle` cannot find a class that was made at
+    # run time.
     def reduce(self: Any) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return _with_values, (made_by, kind, values)
@@ -255,11 +261,11 @@ def all_of(group: str) -> list[metadata.EntryPoint]:
 
 
 def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
-    """Return name and version of the package that provides a plug-in."""
+    """Return the name and the version of the package that provides a plug-in; empty if unknown."""
     return ("", "") if point.dist is None else (point.dist.name, point.dist.version)
 
 
-@cache  # `path` is only a part of the cache's key: it decides what is installed
+@cache  # `path` is only a part of the cache's key: it decides which packages are found
 def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
     """Return the installed entry points of a group by name; several packages may share a name."""
     points_of: dict[str, dict[str, metadata.EntryPoint]] = {}

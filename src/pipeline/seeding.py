@@ -38,6 +38,6 @@ def of_behavior(seed: int, name: str, listed: Iterable[str]) -> int:
     Args:
         seed: seed of the run.
         name: name of the behavior.
-        listed: behaviors in the configuration; a single behavior has the run's seed.
+        listed: behaviors in the configuration; if `name` is the only one, it gets the run's seed.
     """
     return seed if list(listed) == [name] else derive(seed, "behavior", name)

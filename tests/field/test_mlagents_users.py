@@ -437,9 +437,9 @@ def test_config_check_reports_values_that_would_rise_because_their_linear_schedu
     at, end = f"  rises:    {section}.hyperparameters", "where a linear schedule ends"
     assert lines == [
         f"{at}.learning_rate goes from 1e-11 up to 1e-10, {end}; learning_rate_schedule: constant "
-        "keeps it",
-        f"{at}.epsilon goes from 0.05 up to 0.1, {end}; epsilon_schedule: constant keeps it",
-        f"{at}.beta goes from 0 up to 1e-05, {end}; beta_schedule: constant keeps it",
+        "keeps 1e-11",
+        f"{at}.epsilon goes from 0.05 up to 0.1, {end}; epsilon_schedule: constant keeps 0.05",
+        f"{at}.beta goes from 0 up to 1e-05, {end}; beta_schedule: constant keeps 0",
     ]
     path.write_text(path.read_text().replace("beta: 0,", "learning_rate_schedule: constant,"))
     assert cli.main(["config", "check", str(path)]) == 0

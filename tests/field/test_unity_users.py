@@ -409,7 +409,12 @@ def times_of_mlagents(n_envs: int, *, threaded: bool) -> dict:
 
 ROWS = {
     False: [
-        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also in parallel"),
+        (
+            "environment",
+            "41.7",
+            "42%",
+            "41.7 ms an exchange, each environment works 50.0 s, also in parallel",
+        ),
         ("wire", "3.3", "3%", ""),
         ("inference", "25.0", "25%", ""),
         ("storage", "6.0", "6%", ""),

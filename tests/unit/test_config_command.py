@@ -60,7 +60,7 @@ def test_config_check_without_full_prints_a_short_verdict(here, capsys):
         "old.yaml: can be used.",
         "  format: ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)",
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
-        "  environment parameters, with their lessons: gap (2), mass (1)",
+        "  environment parameters (number of lessons): gap (2), mass (1)",
         "  converted to today's format: 12 keys have moved; 3 warnings name settings with another "
         "meaning (`pipeline config upgrade old.yaml Walker.json sampler.yaml -o old.new.yaml "
         "--verbose` lists each)",
@@ -118,7 +118,7 @@ def test_config_check_of_only_a_curriculum_file_lists_the_parameters_of_the_curr
     lines = run(capsys, "check", "Walker.json").splitlines()
     assert lines[:2] == [
         "Walker.json: can be used.",
-        "  environment parameters, with their lessons: gap (2)",
+        "  environment parameters (number of lessons): gap (2)",
     ]
 
 

@@ -80,7 +80,13 @@ def test_train_gives_equal_weights_for_an_environment_class_a_function_and_a_nam
     [
         (beacon, {"num_envs": 2, "n_agents": 3}, 6, "2, all in this process; copies: 6"),
         (Beacon, {"n_agents": 2, "env_options": {"kwargs": {"size": 2.0}}}, 2, "copies: 2"),
-        (Beacon(), {}, 0, "copies: 1 (an object is one copy; pass the class or a function for 16)"),
+        (
+            Beacon(),
+            {},
+            0,
+            "copies: 1 (an environment object is one copy; for 16 copies, pass its class or a "
+            "function)",
+        ),
         ([Beacon(), Beacon()], {}, 0, "environments: 2, all in this process; copies: 2"),
         ("balance_ball", {"num_envs": 2}, 0, "environments: 2, all in this process; copies: 24"),
     ],
@@ -120,9 +126,13 @@ def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
 @pytest.mark.parametrize(
     ("env", "options", "said"),
     [
-        (Beacon(), {"num_envs": 2}, "num_envs: an object is only one environment; pass its class"),
-        (Beacon(), {"n_agents": 2}, "n_agents, env_options: an object is one copy"),
-        (None, {"n_agents": 2}, "n_agents: not for an executable; give env_args instead"),
+        (Beacon(), {"num_envs": 2}, "num_envs: an environment object is only one environment"),
+        (
+            Beacon(),
+            {"n_agents": 2},
+            "n_agents, env_options: cannot be given for an environment object",
+        ),
+        (None, {"n_agents": 2}, "n_agents: cannot be given for an executable; give env_args"),
     ],
 )
 def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_copied(

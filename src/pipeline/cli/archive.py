@@ -7,7 +7,7 @@
     code/            rl-pipeline, unless the project is a checkout of it
     locks/           the SHA-256 of each package, for pip's --require-hashes
     packages/        the packages themselves, with --with-packages
-    cache/           archives of environments by URL, unpacked
+    cache/           the unpacked archives of environments that were fetched by URL
     results/, data/  the results: demonstrations, curves, models, evaluations, report
 
 The same commit and results give the same bytes: names are sorted, and times and permissions are
@@ -126,13 +126,14 @@ def run(arguments: argparse.Namespace) -> str:
         _write(output, content)
     size = output.stat().st_size / 1e6
     return (
-        f"Wrote {output}: {len(digests)} results and what makes them, {size:.1f} MB, sha256 "
-        f"{files.sha256_of(output)}. `pipeline reproduce {output.name}` makes them again."
+        f"Wrote {output}: {len(digests)} results and all inputs of their runs, {size:.1f} MB, "
+        f"sha256 {files.sha256_of(output)}. `pipeline reproduce {output.name}` makes the results "
+        "again."
     )
 
 
 def result_files(params: Params, root: Path) -> Iterator[Path]:
-    """Yield the results of all runs in params.yaml, relative to the project; sorted.
+    """Yield the sorted paths, relative to the project, of the results of all runs in params.yaml.
 
     Raises:
         StageError: A stage has no results.
@@ -156,7 +157,10 @@ def result_files(params: Params, root: Path) -> Iterator[Path]:
 
 
 def _committed(root: Path) -> tuple[dict[str, bytes], str]:
-    """Return the files of a repository's newest commit by name, and the commit's id.
+    """Return the files of a repository's newest commit, and the commit's id.
+
+    The content of each file is returned by the file's name. Results are left out, even if the
+    commit has them.
 
     Raises:
         StageError: There is no commit, or a source differs from it: an archive of the commit would
@@ -165,7 +169,7 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
     commit = git(root, "rev-parse", "HEAD")
     if commit is None:
         raise StageError(
-            f"{root}: has no commit to archive; `git init && git add -A && git commit`"
+            f"{root}: has no commit to archive; make one by `git init && git add -A && git commit`"
         )
     except_made = [f":(exclude){name}" for name in _MADE]
     edited = git(root, "status", "--porcelain", "--no-renames", "--", ".", *except_made) or ""
@@ -202,7 +206,9 @@ def _refuse_pending(root: Path) -> None:
 
 
 def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
-    """Return the files that stages have read but git does not track, such as builds of Unity.
+    """Return the paths of the files that stages have read but git does not track.
+
+    Builds of Unity are such files.
 
     Raises:
         StageError: A stage has read a file outside the project.
@@ -214,7 +220,10 @@ def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
             if path.is_absolute() and path.is_relative_to(checkout()):
                 continue  # a file of the installed package, which the archive has in `code`
             if path.is_absolute() or ".." in path.parts:
-                raise StageError(f"{name}: is outside the project, read by {facts.parent}; move it")
+                raise StageError(
+                    f"{name}: is outside the project, but the stage of {facts.parent} has read it; "
+                    "move it into the project"
+                )
             inside = [root / path] if (root / path).is_file() else sorted((root / path).rglob("*"))
             names |= {file.relative_to(root).as_posix() for file in inside if file.is_file()}
     made = tuple(f"{name}/" for name in _MADE)
@@ -262,7 +271,10 @@ def _locks(root: Path) -> dict[str, Path]:
     folders = (code_of(root) / "locks", root / "locks")
     found = {path.name: path for folder in folders for path in sorted(folder.glob("*.txt"))}
     if missing := [name for name in (TORCH, TRAIN) if name not in found]:
-        raise StageError(f"{root}: locks/{missing[0]} is missing; `make lock` in a clone writes it")
+        raise StageError(
+            f"{root}: locks/{missing[0]} is missing; `make lock` in a clone of rl-pipeline writes "
+            "this file"
+        )
     return {name: path for name, path in found.items() if name != "dev.txt"}
 
 

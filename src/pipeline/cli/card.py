@@ -56,7 +56,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline card`."""
     text = "<experiment>-<seed> of params.yaml, or results/<run-id> of `pipeline learn`"
     parser.add_argument("run", metavar="RUN", help=text)
-    text = "the policy's license, by the Hub's name: apache-2.0, cc-by-4.0, other, ..."
+    text = "the policy's license, by its name on the Hub: apache-2.0, cc-by-4.0, other, ..."
     option(parser, "--license NAME", text)
     option(parser, "-o --output FOLDER", "the folder to write (default: cards/ and the run's name)")
 

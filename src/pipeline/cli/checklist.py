@@ -24,7 +24,7 @@ Forms = dict[str, dict[str, list[str]]]
 """For each checklist: the sentences that answer each of its items."""
 BY_AUTHORS = "to be answered by the authors"
 # The items of the NeurIPS paper checklist (2025), of ACM's badges (version 1.1) and of the usual
-# artifact appendix; an item with an answer in `_known` is followed by the key of this answer.
+# artifact appendix; an item with answers in `_known` is followed by the keys of these answers.
 _FORMS = {
     "NeurIPS paper checklist": """Claims; Limitations; Theory assumptions and proofs;
 Experimental result reproducibility = steps; Open access to data and code = availability;
@@ -73,7 +73,8 @@ def _answer(lines: Sequence[str]) -> str:
 def _known(root: Path, params: Params) -> dict[str, Iterable[str]]:
     """Return sentences that follow from params.yaml and the records of the runs, by subject."""
     runs = {name: (one.seeds, one.stages) for name, one in params.experiments.items()}
-    # Trials count in the total compute, although the paper may only show the best.
+    # All trials of a sweep count in the total compute, although the paper may only show the best
+    # trial.
     for name, sweep in params.sweeps.items():
         stages = params.experiments[sweep.experiment].stages
         runs |= {f"{name}/{number}": (sweep.seeds, stages) for number in sweep.trials()}
@@ -143,7 +144,8 @@ def _compute(jobs: Mapping[str, Sequence[dict[str, Any]]]) -> Iterator[str]:
     every = [facts for of in jobs.values() for facts in of]
     for name, records in {**jobs, "All": every}.items():
         done = [facts for facts in records if facts]
-        # Records of earlier versions have no CPU time, and the sum must say so.
+        # Records of earlier versions have no CPU time, so the text gives the number of jobs that
+        # are in the sum.
         timed = [facts["cpu_s"] for facts in done if "cpu_s" in facts]
         of = f" of {len(timed)} jobs" if len(timed) < len(done) else ""
         resumed = sum(facts["resumed"] for facts in done)

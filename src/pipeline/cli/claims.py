@@ -92,7 +92,7 @@ def _check(arguments: argparse.Namespace) -> str:
     if counts["not"]:
         # The answers are the command's result, so they go to standard output.
         sys.stdout.write(f"{text}\n")
-        raise ClaimError(f"{counts['not']} of {len(found)} claims: not reproduced")
+        raise ClaimError(f"not reproduced: {counts['not']} of {len(found)} claims")
     return text
 
 
@@ -143,7 +143,10 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 
 
 def _history(root: Path, name: str, seed: int) -> list[Record]:
-    """Return a record of each stage that made a run's policy, with its machine; {} if unknown."""
+    """Return a record of each stage that made a run's policy.
+
+    The key `machine` of a record has facts about the machine, or {} if it is unknown.
+    """
     history = []
     # Only the first behavior's file is read, because the files of all behaviors have the same
     # records.
@@ -161,7 +164,7 @@ def _history(root: Path, name: str, seed: int) -> list[Record]:
 def _write(arguments: argparse.Namespace) -> str:
     """Write claims.yaml and claims.lock; entries with other names are not changed."""
     root, params, remarks = Path.cwd(), load_params(), list[str]()
-    load_claims(root)  # a mistake in it is reported before anything is written
+    load_claims(root)  # a mistake in claims.yaml is reported before anything is written
     named, names = arguments.experiments, []
     for name in named or params.experiments:
         try:
@@ -181,7 +184,7 @@ def _write(arguments: argparse.Namespace) -> str:
     # The text is edited entry by entry, because a YAML writer would lose the user's comments.
     path = root / CLAIMS
     head, *blocks = _ENTRY.split(path.read_text(encoding="utf-8") if path.is_file() else _HEAD)
-    # The keys are the names of the entries, which is the text before the colon.
+    # The keys are the names of the entries: an entry's text begins with its name and a colon.
     texts = {block.partition(":")[0]: block for block in blocks}
     texts |= {name: dump_yaml({name: entry}) for name, entry in entries.items()}
     recorded = claims.read_lock(root)
@@ -227,7 +230,7 @@ def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
     for pair in task.improvements:
         name = f"{pair.better}_better_than_{pair.than}{end}"
         if pair.chance > limit or pair.probability < _MEANINGFUL:
-            remarks.append(f"No claim {name}: the seeds show no clear difference.")
+            remarks.append(f"No claim {name} was written: the seeds show no clear difference.")
             continue
         claim = {"better_than": pair.than, "probability": _MEANINGFUL}
         entries[name] = {"experiment": pair.better, **more} | claim

@@ -70,7 +70,7 @@ def add_options(parser: Parser) -> None:
         "also compare other people's results of each seed: a CSV file with the columns "
         "environment, seed, step and value (docs/how-to/paper.md); may be repeated"
     )
-    # The values of repeated options form a list, because a paper compares with several others.
+    # The option may be repeated, because a paper may compare with the results of several papers.
     option(parser, "--with FILE", text, dest="published", action="append", default=[])
     option(parser, "--note TEXT", "how the values of --with were measured, if the file has no note")
     text = "also write the report of this comparison, with its curves, into a new folder"
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _machine_readable(tasks: Sequence[Task], notes: Mapping[str, str], *, as_csv: bool) -> str:
     if as_csv:
-        # CSV has one table only; improvements of pairs are in --json.
+        # A CSV file has only one table; --json also gives the improvements of pairs.
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
     value: dict[str, Any] = {
@@ -183,7 +183,10 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
 def _answer(
     tasks: Sequence[Task], root: Path, params: Params, names: Collection[str] | None = None
 ) -> str:
-    """Return tables that fit into a terminal, the best trials of sweeps, and where to see more."""
+    """Return tables that fit into a terminal, and lines that say where to see more.
+
+    A line for each sweep that has been ranked names its best trial.
+    """
     report = Path("results/report/report.html")
     # A trial's name begins with its sweep's name.
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
@@ -258,7 +261,11 @@ def _found(runs: Sequence[Path]) -> tuple[list[Outcome], Experiments]:
 
 
 def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
-    """Return the DAG's outcomes; a name that two projects share gets the project's path."""
+    """Return the DAG's outcomes; experiments of different projects get different names.
+
+    If two projects have an experiment of the same name, the second project's experiment gets its
+    path as its name.
+    """
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
@@ -349,7 +356,8 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
                     behavior=behavior,
                     seed=seed,
                     curve=curve,
-                    # The curve may end before the last step; the status has the exact number.
+                    # The curve may end before the last step; the status has the exact number of
+                    # steps.
                     steps=_last_checkpoint(status, behavior),
                     seconds=seconds,
                 )
@@ -368,8 +376,8 @@ def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
     """Return runs of `pipeline learn` by experiment and seed.
 
-    Runs with equal settings except the seed are one experiment. It gets a name from its runs; if
-    `used_names` has this name, it gets the path of a run, which is unique.
+    Runs with equal settings except the seed are one experiment. The experiment gets a name from the
+    names or the path of its runs that is not in `used_names`.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:
@@ -401,7 +409,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     checkpoints = content.pop("checkpoint_settings", {})
     content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
-    # These keys differ between the seeds of one experiment, so they are removed.
+    # These settings differ between the runs of one experiment, so they are removed.
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Return the completion script of a shell; options that take a path complete files."""
     import shtab
 
-    # The parser of the running command knows only its own subcommand's options.
+    # The parser that has read this command line has only the options of `pipeline completion`.
     parser: argparse.ArgumentParser = arguments.whole_parser()
     for action in _actions(parser):
         if action.type is Path:

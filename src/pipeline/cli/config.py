@@ -111,7 +111,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
         lessons = [
             f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
-        lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
+        lines.append(f"  environment parameters (number of lessons): {', '.join(lessons)}")
     # Moved keys are only counted here: an old file may have a hundred of them.
     moved = sum(change.kind == "moved" for change in present.changes.entries)
     warned = sum(change.warns for change in present.changes.entries)
@@ -139,7 +139,7 @@ def _rising(settings: RunSettings) -> Iterator[str]:
             if kind == "linear" and value < floor:
                 yield (
                     f"{section}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
-                    f"where a linear schedule ends; {key}_schedule: constant keeps it"
+                    f"where a linear schedule ends; {key}_schedule: constant keeps {value:g}"
                 )
 
 

@@ -93,7 +93,10 @@ def _add_import(parser: Parser) -> None:
         "mask0), if the columns have other names than the field; may be repeated"
     )
     option(command, "--column FIELD=COLUMN,...", text, action="append", default=[])
-    text = "divide recorded continuous actions by X: one number for all actions, or one per action"
+    text = (
+        "divide the recorded continuous actions by X: one number for all actions, or one number "
+        "for each action"
+    )
     option(command, "--action-scale X[,X...]", text, type=scales)
 
 
@@ -162,7 +165,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
 
 
 def import_(arguments: argparse.Namespace) -> str:
-    """Make a .demo file from a table or a Minari dataset, and return what was done."""
+    """Make a .demo file from a table or a Minari dataset, and return lines on what was done."""
     from pipeline.demos.behavior_spec import spec_of
     from pipeline.demos.table_import import import_table
     from pipeline.demos.tables import read_table
@@ -252,7 +255,7 @@ def merge(arguments: argparse.Namespace) -> str:
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Write the episodes that meet every condition to a new file, and return lines about it."""
+    """Write the episodes that meet every condition to a new file; return lines about both files."""
     from pipeline.demos.demonstrations import trim_demo
 
     conditions = {

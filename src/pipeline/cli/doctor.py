@@ -136,12 +136,12 @@ def _locks(root: Path) -> str:
     if folder is None:
         return "none here; `make lock` in a clone writes them"
     paths = sorted(folder.glob("*.txt"))
-    # Other versions are not a TO DO: the package allows ranges of versions.
+    # Other versions than the locked ones are not a TO DO: rl-pipeline allows ranges of versions.
     others = list(unlocked(locked(paths)))
     return (
         f"not the locked versions: {few(others, _MOST_NAMED)}"
         if others
-        else "all have the locked versions"
+        else "all packages have the locked versions"
     )
 
 

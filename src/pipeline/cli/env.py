@@ -33,7 +33,10 @@ def add_options(parser: Parser) -> None:
     several: dict[str, Any] = {"action": "append", "default": []}
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
-    text = "option of the bridge, such as teams=index; may be repeated"
+    text = (
+        "setting as in the environment's section of params.yaml, such as teams=index; may be "
+        "repeated"
+    )
     option(command, "--option KEY=VALUE", text, **several)
     text = "list the built-in environments and the environments in manifests"
     _add_manifest(parser.add_command("list", text, list_environments))
@@ -50,7 +53,11 @@ def add_options(parser: Parser) -> None:
     )
     text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(command, "--executable PATH", "path inside the archive; default: its only executable")
+    option(
+        command,
+        "--executable PATH",
+        "path of the executable in the archive; default: the archive's only executable",
+    )
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
@@ -114,7 +121,8 @@ def list_environments(arguments: argparse.Namespace) -> str:
     from pipeline.simulators import registry
 
     rows = [(name, registry.entry(name).summary) for name in registry.SIMULATORS]
-    # A bridge makes any environment of its library, so its row shows the form of a name.
+    # A bridge can make any environment of another library, so the row of a bridge shows the form
+    # of the names.
     for name in registry.BRIDGES:
         form = "MODULE:FUNCTION" if name == "module" else f"{name}:ID"
         rows.append((form, registry.entry(name).summary))

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> str:
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
     lines, means = [], defaultdict[str, list[float]](list)
     for folder, policies in by_folder.items():
-        # All policies have the same mode, because behaviors of an environment act together.
+        # Either all policies are deterministic or none, because the policies of an environment's
+        # behaviors act together.
         deterministic = can_be_deterministic(policies) and not arguments.stochastic
         try:
             episodes = play(

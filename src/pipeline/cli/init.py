@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
             write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
-        # An existing README is the user's own.
+        # An existing README is the user's own, and is kept.
         elif not path.exists():
             write_whole(path, text)
             path.chmod(0o755 if path.suffix == ".sh" else 0o644)
@@ -473,7 +473,8 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
             "init_entcoef": 0.3 if choices else 0.01,
             "tau": 0.05,
         }
-        network |= {"normalize": False, "hidden_units": 256}  # XQC normalizes by itself
+        # XQC's networks have batch normalization, so they need no normalized observations.
+        network |= {"normalize": False, "hidden_units": 256}
         settings |= {"max_steps": 20000 * max(behavior.n_agents, 1), "summary_freq": 1000}
         settings["time_horizon"] = 4
     if behavior.n_teams > 1:

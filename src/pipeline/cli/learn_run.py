@@ -56,7 +56,8 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
     settings = settings.with_seed(_seed(settings, run_dir))
-    # Weights are checked before the folder is made, so that a wrong name leaves nothing behind.
+    # Initial weights are checked before the folder is made, so that no folder is left behind if
+    # their name is wrong.
     weights = first_weights(settings)
     with (
         # `signals` comes before `run_folder`, so that SIGTERM also runs its clean-up.
@@ -72,7 +73,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
             run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
         )
         result = _train(plan, settings, folder, weights, timers)
-        # A run that was finished before keeps the times of its training.
+        # A run that was finished before, or is only played, keeps the times of its training.
         if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
@@ -163,8 +164,8 @@ def _train(
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just renamed.
     first = {name: folder.current_path(path) for name, path in weights.items()}
-    # The record of this training goes into each exported file. It is changed in place, because
-    # `publish` keeps this list.
+    # The record of this training goes into each exported file. The list is changed in place,
+    # because the exporter keeps a reference to this list.
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
     def on_pace(decided: RunSettings) -> None:
@@ -272,7 +273,7 @@ def folder_of(results: Path, run_id: str) -> Path:
 
 @dataclass(slots=True)
 class RunFolder:
-    """The folder of a run; it is deleted unless the run starts."""
+    """The folder of a run; `run_folder` undoes its changes to the folder unless the run starts."""
 
     path: Path
     replaced: Path | None = None

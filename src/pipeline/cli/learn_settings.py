@@ -243,7 +243,11 @@ class Plan:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """Return the runs that command line and file ask for; refuse contradictions."""
+    """Return the runs that the command line and the configuration file ask for.
+
+    Raises:
+        SettingsError: A value cannot be used, or options contradict each other or the file.
+    """
     options = {dest: value for dest, value in vars(arguments).items() if dest in BY_DEST}
     _refuse_contradictions(options)
     for dest in options:
@@ -499,7 +503,10 @@ def _below_volume(settings: RunSettings, options: Mapping[str, Any]) -> RunSetti
 
 
 def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
-    """Return settings with the options that change every behavior, also each unlisted one."""
+    """Return settings with the options that change every behavior.
+
+    These options also change behaviors that the configuration file does not list.
+    """
     for option in OPTIONS:
         if option.behavior_key is None or option.dest not in options:
             continue

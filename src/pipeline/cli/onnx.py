@@ -103,7 +103,7 @@ def only_model(path: Path) -> Path:
 def check(
     path: Path, spec: BehaviorSpec | None = None, behavior: str = "", *, full: bool = False
 ) -> str:
-    """Return a text on the Unity packages that load a file, and its observations and actions.
+    """Return a text on the Unity packages that load a file, and on its observations and actions.
 
     Args:
         path: the `.onnx` file.
@@ -112,7 +112,7 @@ def check(
         full: whether to include version numbers, tensors, and the numbers of the loader's checks.
 
     Raises:
-        ExportError: Unity does not load the file, or it does not fit the behavior.
+        ExportError: Unity does not load the file, or the file does not fit the behavior.
     """
     from pipeline.export.contract import model_findings, publishing_findings
     from pipeline.export.layout import describe, load
@@ -131,7 +131,7 @@ def check(
         remedy = "train in this environment, or give the policy of this behavior"
         refuse(spec, f"does not fit the behavior {behavior}", remedy)
     layout = describe(model)
-    loads = _PACKAGES.get(layout.version or 0, "of no known package")
+    loads = _PACKAGES.get(layout.version or 0, "with no known package")
     lines = [f"{path}: Unity can load this file {loads}."]
     maker = f"{model.producer_name} {model.producer_version}".strip()
     # The text is shortened, because a file from a stranger may have any text here.

@@ -106,7 +106,8 @@ class Parser(argparse.ArgumentParser):
             for flag in [word for word in rest if word in self._option_string_actions]:
                 sys.stderr.write(
                     f"[WARNING] {flag} comes after {action.option_strings[-1]}, so it is passed to "
-                    f"the executable; put it before to give it to `{self.prog}`\n"
+                    f"the executable; to give it to `{self.prog}`, put it before "
+                    f"{action.option_strings[-1]}\n"
                 )
 
     def _own_words(self, words: Sequence[str]) -> Sequence[str]:
@@ -179,8 +180,8 @@ class Parser(argparse.ArgumentParser):
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:
-            # The parser of the proposed command reports the error, so that the error names its
-            # help.
+            # The parser of the proposed command reports the error, so that the error names the
+            # help of this command.
             self._subcommands.choices[near].error(f"no command {value!r}; did you mean {near!r}?")
         else:
             message = f"invalid choice: {value!r}; did you mean {near!r}?"
@@ -205,7 +206,8 @@ def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any
         more = {"action": "store_true"} | more
     else:
         more = {"metavar": metavar, "type": _TYPES.get(metavar, str)} | more
-    # A default of 0 or [] would say nothing in the help.
+    # A default of 0 or None would say nothing in the help. An option that may be repeated has a
+    # list as its default, which is empty.
     if more.get("default") and more.get("action") != "append":
         text += "; default: %(default)s" if text else "default: %(default)s"
     parser.add_argument(*flags, help=text, **more)

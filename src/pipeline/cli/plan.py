@@ -108,7 +108,7 @@ def _amount(params: Params) -> str:
 
 
 def left_over(params: Params) -> list[str]:
-    """Return the paths of results, on disk or in dvc.lock, that params.yaml no longer has."""
+    """Return the paths of results, on disk or in dvc.lock, for which params.yaml has no run."""
     places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
     for stage in _OF_RUNS:
         places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]
@@ -163,7 +163,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
             with contextlib.suppress(OSError):
                 for parent in path.parents[:-2]:
                     parent.rmdir()
-    # A stage with any remaining result stays in dvc.lock.
+    # Only stages that had results, all of which are deleted, are removed from dvc.lock.
     gone = {name for name, results in _locked().items() if results and results <= set(left)}
     drop_from_lock(Path(), gone)
     done = f"Deleted results: {len(left)}; stages of dvc.lock: {len(gone)}"

@@ -106,8 +106,8 @@ def _compared(first: Path, second: Path) -> str:
         lines.append(
             "No recorded value differs. The remaining cause is the machine: its type of CPU "
             "decides which kernels run. results/.work/<stage>/<run>/stage.json (`machine`) or "
-            "run_logs/machine.json has it, and is compared if both policies are in their runs' "
-            "folders."
+            "run_logs/machine.json records the machine; machines are compared if both policies are "
+            "in their runs' folders."
         )
     lead = "The first difference" if same_network else "The first cause by which they may differ"
     for number, check in enumerate(found):
@@ -310,7 +310,8 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
         yield _input(kind, entry, root)
     if steps := stage.get("interrupted_at_steps"):
         reason = (
-            f"it was interrupted at steps {', '.join(map(str, steps))}, and not resumed exactly"
+            f"the run was interrupted at steps {', '.join(map(str, steps))}, and not resumed "
+            "exactly"
         )
         yield Check(what=f"interruptions of {name}", verdict="differs", details=(reason,))
 

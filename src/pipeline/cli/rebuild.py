@@ -29,7 +29,7 @@ def rebuild(root: Path) -> None:
     """Rename the present store, and make a new store with a row for each run in `results/`.
 
     Raises:
-        PipelineError: The store is not a file in the folder, or params.yaml cannot be read.
+        PipelineError: The store is not a file in the folder `root`, or params.yaml cannot be read.
     """
     params = load_params(root / "params.yaml")
     mlflow_store.set_aside(root)
@@ -94,4 +94,4 @@ _STAGE_FILES = {
     "export": ("export.json", export.tell),
     "evaluate": ("metrics.json", evaluate.tell),
 }
-"""The file that each stage writes last, and the function that writes its files to MLflow."""
+"""For each stage: the file that it writes last, and the function that tells MLflow its results."""

@@ -129,7 +129,8 @@ def _take_from_snakemake(root: Path) -> None:
     if not (root / ".snakemake" / "metadata").is_dir():
         return
     try:
-        # This tells DVC of edits to sources that Snakemake has already seen.
+        # DVC watches lists of the sources' digests. The lists are written first, so that they have
+        # the sources with which Snakemake has made the results.
         engines.note_sources(root)
         if engines.dvc_state(root).pending:
             _log.info("%s", sync(root, "snakemake"))
@@ -142,7 +143,9 @@ def _run_with_progress(
 ) -> bool:
     """Run an engine, and show the progress of its stages; its output goes to a log.
 
-    Returns True if no stage has reported a run. Stages that a user has added do not report.
+    Returns:
+        Whether no stage ran: no stage has reported a start, and none was out of date. Stages that a
+        user has added do not report.
     """
     from pipeline.cli.progress import Screen, graph_of
 

@@ -78,7 +78,10 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return a table of rows, or the rows and revisions of one run."""
+    """Return a table with MLflow's row of each run; for one run, its rows and its git revision.
+
+    With `--at`, the table has the runs whose results a git revision records.
+    """
     root = Path.cwd()
     if arguments.rebuild:
         # `rebuild` is imported late, because importing the stages takes a second.
@@ -194,7 +197,7 @@ def _details(root: Path, row: Found) -> str:
         lines.append(f"  get it      git checkout {commits[0][:12]} && dvc checkout")
     else:
         lines.append(
-            "  revision    no revision has all of this in its dvc.lock: commit it (after "
+            "  revision    no revision has all of this in its dvc.lock: commit dvc.lock (after "
             "Snakemake, run `pipeline sync` first)"
         )
     return "\n".join(lines)

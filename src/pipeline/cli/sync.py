@@ -73,7 +73,11 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether each result without a record in Snakemake is up to date for DVC."""
+    """Return whether each result is up to date for Snakemake, or is only up to date for DVC.
+
+    Snakemake must not find any result outdated; results that it has no record of must be up to date
+    for DVC.
+    """
     # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 

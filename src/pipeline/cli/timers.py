@@ -266,7 +266,7 @@ def _fitting_pace(
     # If each exchange had an update that took longer than the environments, the loop never waited.
     if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
         return math.nan
-    # An update takes longer than the environments, so the loop waits only in exchanges without an
+    # If an update takes longer than the environments, the loop waits only in exchanges without an
     # update.
     if wait_s < update_s / n_busy:
         wait_s = waited_s / (n_exchanges - n_busy)
@@ -322,7 +322,9 @@ def _described(path: Path, times: Times) -> list[str]:
         if part == _WAITS and times.n_exchanges:
             notes.append(f"{1e3 * seconds / times.n_exchanges:.1f} ms an exchange")
         if part == _WAITS and times.working_s > seconds:
-            notes.append(f"each works {times.working_s:.1f} s, also in parallel with the loop")
+            notes.append(
+                f"each environment works {times.working_s:.1f} s, also in parallel with the loop"
+            )
         if part == "update" and times.n_minibatches:
             notes.append(f"{1e3 * seconds / times.n_minibatches:.1f} ms a minibatch")
         rows.append((f"  {part}", f"{seconds:.1f} s", share, bar, ", ".join(notes)))

@@ -127,7 +127,7 @@ def test_archive_finds_inputs_outside_of_git_in_the_records_of_stages(project):
     assert archive._other_inputs(project, sources) == ["builds/game"]
     left(project, ".work/train", "walk/seed1", stage={"inputs": {"/elsewhere/game": "digest"}})
     message = refusal(StageError, archive._other_inputs, project, sources)
-    assert message.startswith("/elsewhere/game: is outside the project, read by ")
+    assert message.startswith("/elsewhere/game: is outside the project, but the stage of ")
 
 
 def test_archive_refuses_installed_packages_whose_versions_differ_from_the_lock_files(tmp_path):

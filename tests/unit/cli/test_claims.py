@@ -284,7 +284,7 @@ def test_claims_write_prints_which_claims_are_left_out(small, capsys):
     assert main(["claims", "write"]) == 0
     told = capsys.readouterr().out
     assert "a_iqm: 2 seeds give no interval, so the claim holds only for this value" in told
-    assert "No claim a_better_than_b: the seeds show no clear difference." in told
+    assert "No claim a_better_than_b was written: the seeds show no clear difference." in told
     assert "Left out: none has seeds without results; run `pipeline run none`." in told
     assert yaml.safe_load((small / CLAIMS).read_text())["a_iqm"]["tolerance"] == 0
     assert set(verdicts(checked(capsys, 0)).values()) == {"identical"}
@@ -338,7 +338,7 @@ def test_claims_check_prints_a_failed_claim_and_exits_with_code_1(small, claim, 
     assert main(["claims", "check"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("not         one: iqm of a: 99 +/- 1.0; here 12 (")
-    assert err == "error: 1 of 1 claims: not reproduced\n"
+    assert err == "error: not reproduced: 1 of 1 claims\n"
 
 
 def test_claim_without_results_is_not_reproduced_and_the_command_to_run_is_named(

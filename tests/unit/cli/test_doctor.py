@@ -176,7 +176,7 @@ def test_doctor_names_installed_packages_whose_versions_differ_from_the_lock_fil
     (tmp_path / "locks").mkdir()
     version = metadata.version("numpy")
     (tmp_path / "locks/a.txt").write_text(f"numpy=={version}\n")
-    assert doctor._locks(tmp_path) == "all have the locked versions"
+    assert doctor._locks(tmp_path) == "all packages have the locked versions"
     (tmp_path / "locks/a.txt").write_text("numpy==1.0\n")
     assert doctor._locks(tmp_path) == f"not the locked versions: numpy {version} (locked 1.0)"
     monkeypatch.setattr(doctor, "checkout", lambda: tmp_path / "absent")
