@@ -89,9 +89,8 @@ def train(
         resume: whether to continue the run in `run_dir` from its checkpoints.
         force: begin a new run, and rename the folder of an earlier run to the first unused name of
             `<run_dir>.1`, `<run_dir>.2`, ...
-        init_from: initial weights: a checkpoint, a run's folder, the name of a run in the parent
-            folder of `run_dir` or in the settings' `results_dir`, or a map from behaviors to
-            checkpoints.
+        init_from: initial weights: a checkpoint, a run's folder, the name of a run next to
+            `run_dir` or in `results_dir`, or a map from behaviors to checkpoints.
         inference: whether to act, without learning or saving, until a signal ends the run.
         export: whether to write an ONNX file next to each numbered checkpoint; always True with the
             sink `mlflow`.
@@ -103,8 +102,7 @@ def train(
             `resume` continues.
 
     Returns:
-        The result of each behavior (steps, rewards, checkpoint), and the curves: (step, value) of
-        each summary by behavior and tag.
+        Each behavior's steps, rewards and checkpoint, and (step, value) curves by behavior and tag.
 
     Raises:
         SettingsError: A setting, the environment or `run_dir` cannot be used.

@@ -40,7 +40,7 @@ def one_line(capsys, caplog, *arguments: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_in_a_configuration_gives_a_one_line_error_with_the_place(
+def test_mistake_in_a_configuration_gives_a_one_line_error_with_file_and_line(
     place, monkeypatch, capsys, caplog, mistake, command
 ):
     text, line, words = MISTAKES[mistake]
@@ -78,7 +78,7 @@ def test_mistake_in_a_curriculum_or_sampler_file_gives_a_one_line_error(
     assert place.files() == before
 
 
-def test_configuration_files_of_a_wrong_kind_are_refused_in_one_line(
+def test_missing_repeated_and_mismatched_configuration_files_are_refused_in_one_line(
     place, monkeypatch, capsys, caplog
 ):
     place.config()

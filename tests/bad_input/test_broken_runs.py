@@ -29,7 +29,7 @@ def test_unwritable_checkpoint_ends_the_run_and_leaves_no_partial_file(place):
     assert not list(place.folder.rglob("*.tmp"))
 
 
-def test_nan_observations_at_the_start_leave_no_files(place):
+def test_run_with_nan_observations_at_the_start_is_refused_and_leaves_no_files(place):
     place.config(LONG)
     env = place.fake("--mode", "nan", "--nan-at", "0")
     before = place.files()

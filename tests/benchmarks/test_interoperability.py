@@ -47,7 +47,7 @@ def test_configuration_of_a_team_game_has_self_play_and_imitation_uses_the_given
     assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
 
 
-def test_run_counts_as_failed_without_every_model_an_update_or_enough_steps():
+def test_run_needs_every_model_updates_enough_steps_and_exit_code_0_to_count_as_successful():
     run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
     run.updates = 1
     run.onnx = ("A",)

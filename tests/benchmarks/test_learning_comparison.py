@@ -34,7 +34,7 @@ def test_settings_of_each_comparison_case_name_the_behaviors_of_its_environment(
     assert behavior.max_steps >= 10 * behavior.summary_freq // 2
 
 
-def test_comparison_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
+def test_comparison_case_uses_the_given_number_of_steps_and_the_given_demonstration_file(tmp_path):
     content = cases.CASES["gail_bc"].settings(1234, tmp_path / "one.demo")
     behavior = content["behaviors"]["Pyramids"]
     assert behavior["max_steps"] == 1234

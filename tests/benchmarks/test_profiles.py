@@ -69,7 +69,9 @@ def test_training_steps_per_second_of_computation_exclude_environment_and_compil
         assert profiles.compute_only(curve, tmp_path, 3) == pytest.approx(rate)
 
 
-def test_slowed_environment_logs_time_and_agents_of_each_exchange(slept, tmp_path):
+def test_slowed_environment_logs_the_time_and_the_number_of_agents_of_each_exchange(
+    slept, tmp_path
+):
     simulator = registry.make("balance_ball", seed=3, n_agents=2)
     slowed = profiles.Slowed(simulator, ms=0.0, sigma=0.0, seed=1, log=tmp_path)
     slowed.reset()
@@ -83,7 +85,7 @@ def test_slowed_environment_logs_time_and_agents_of_each_exchange(slept, tmp_pat
     assert profiles.taken(tmp_path) == []
 
 
-def test_players_of_the_pitch_workload_are_in_teams_of_two_that_end_together():
+def test_agents_of_the_pitch_workload_are_in_groups_of_two_whose_episodes_end_together():
     game = profiles.Pitches(seed=1, n_agents=12)
     game.reset()
     n_ended = 0

@@ -21,7 +21,9 @@ def summaries(*means, every=100, first=100):
         ([1, 90, 90, 90, 90, 90, 1], 200),
     ],
 )
-def test_target_is_reached_at_the_first_of_five_successive_summaries_above_the_target(means, steps):
+def test_target_is_reached_at_the_first_of_five_successive_summaries_at_or_above_the_target(
+    means, steps
+):
     found = ttt.reached(summaries(*means), 90.0)
     assert (found and found[0]) == steps
 
@@ -32,7 +34,7 @@ def test_summaries_of_an_easier_lesson_do_not_count_as_reaching_the_target():
     assert found[0] == 400
 
 
-def test_curve_of_an_interrupted_run_has_both_start_times_and_each_summary_once():
+def test_curve_of_a_resumed_run_continues_the_time_of_the_first_part_and_repeats_no_summary():
     earlier = summaries(1, 2, 3)  # at 100, 200, 300 steps and 0, 1, 2 s
     later = [(300, 5.0, 3.5), (400, 6.0, 4.0)]  # resumed from a checkpoint at 250 steps
     assert ttt.joined(earlier, later) == [*earlier[:2], (300, 6.0, 3.5), (400, 7.0, 4.0)]

@@ -189,7 +189,9 @@ def test_startup_line_of_mlflow_is_shown_only_at_debug_level(level, caplog, caps
 
 
 @pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])
-def test_file_that_is_no_model_is_refused_in_one_line(tmp_path, capsys, command):
+def test_file_that_is_neither_a_model_nor_a_demonstration_is_refused_in_one_line(
+    tmp_path, capsys, command
+):
     path = tmp_path / ("a.demo" if command == "demo info" else "a.onnx")
     path.write_bytes(b"nothing")
     env = ["--env", "nowhere"] if command == "evaluate" else []

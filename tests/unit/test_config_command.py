@@ -44,7 +44,7 @@ def run(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_config_check_with_full_prints_every_setting(here, capsys):
+def test_config_check_with_option_full_prints_every_setting(here, capsys):
     settings = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
     assert settings["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
     assert settings["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
@@ -54,7 +54,7 @@ def test_config_check_with_full_prints_every_setting(here, capsys):
     assert settings["environment_parameters"] is None
 
 
-def test_config_check_without_full_prints_a_short_verdict(here, capsys):
+def test_config_check_without_option_full_prints_a_short_verdict(here, capsys):
     files = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
     assert run(capsys, "check", "old.yaml", *files).splitlines() == [
         "old.yaml: can be used.",
@@ -68,7 +68,7 @@ def test_config_check_without_full_prints_a_short_verdict(here, capsys):
     ]
 
 
-def test_upgrade_command_printed_by_check_works(here, capsys, caplog):
+def test_upgrade_command_that_config_check_prints_works(here, capsys, caplog):
     """Regression: the printed command lacked the file and `-o`."""
     with caplog.at_level(logging.INFO):
         said = run(capsys, "check", "old.yaml")
@@ -123,7 +123,7 @@ def test_config_check_of_only_a_curriculum_file_lists_the_parameters_of_the_curr
 
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
-def test_config_check_with_full_converts_a_curriculum_or_sampler_file_by_itself(
+def test_config_check_with_option_full_converts_a_curriculum_or_sampler_file_given_alone(
     here, capsys, file, name
 ):
     settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
@@ -170,7 +170,7 @@ def test_upgrade_writes_only_settings_of_the_old_files(here, capsys):
     }
 
 
-def test_upgrade_with_verbose_lists_every_change_with_its_line(here, capsys):
+def test_upgrade_with_option_verbose_lists_every_change_with_its_line(here, capsys):
     words = ("upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml", "--verbose")
     lines = run(capsys, *words).splitlines()
     moved, gone = lines.index("Moved:"), lines.index("Removed:")
@@ -202,7 +202,7 @@ def test_comments_of_an_upgraded_file_list_repeated_keys_of_the_old_file(here, c
     )
 
 
-def test_upgrade_overwrites_a_file_only_with_force(here, capsys):
+def test_upgrade_overwrites_a_file_only_with_option_force(here, capsys):
     (here / "new.yaml").write_text("precious: 1\n")
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 2
     assert capsys.readouterr().err.startswith("error: new.yaml exists already.")
@@ -211,7 +211,7 @@ def test_upgrade_overwrites_a_file_only_with_force(here, capsys):
     assert load_run_settings("new.yaml") == load_run_settings("old.yaml")
 
 
-def test_upgrade_may_write_over_its_input(here, capsys):
+def test_upgrade_with_option_force_may_overwrite_its_input_file(here, capsys):
     before = load_run_settings("old.yaml")
     run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
     assert load_run_settings("old.yaml") == before

@@ -72,5 +72,7 @@ def test_large_outputs_that_dvc_caches_are_ignored_by_git(repository):
         ("results/train/rates/001/seed1/policy.pt", False),
     ],
 )
-def test_runs_of_pipeline_learn_and_work_folders_are_ignored_by_git(repository, path, is_kept):
+def test_git_ignores_files_of_learn_runs_and_work_folders_but_keeps_metrics_of_sweep_trials(
+    repository, path, is_kept
+):
     assert is_ignored(repository, path) != is_kept

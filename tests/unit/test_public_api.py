@@ -168,7 +168,7 @@ def test_error_in_a_callback_is_raised_after_the_run_is_saved(tmp_path: Path):
 
 
 def test_callbacks_are_refused_with_several_learners(tmp_path: Path):
-    with pytest.raises(pipeline.PipelineError, match="one of several learners cannot"):
+    with pytest.raises(pipeline.PipelineError, match="with several learners, a callback cannot"):
         train(tmp_path, callbacks=[Told()], learners=2)
 
 

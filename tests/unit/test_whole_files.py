@@ -185,7 +185,7 @@ def test_behavior_names_that_windows_does_not_allow_are_refused_on_windows(
         files.named(".", name)
 
 
-def test_behaviors_that_differ_only_in_case_are_refused_on_case_insensitive_disk(
+def test_behavior_names_that_differ_only_in_case_are_refused_on_a_case_insensitive_disk(
     tmp_path, monkeypatch
 ):
     files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # other case, other folder

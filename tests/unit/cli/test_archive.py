@@ -73,7 +73,7 @@ def test_archive_refuses_a_project_without_a_git_commit(tmp_path, monkeypatch, r
     params_of(tmp_path, "walk")
     monkeypatch.chdir(tmp_path)
     message = refused("archive", "paper.zip")
-    assert message.startswith(f"{tmp_path}: has no commit to archive; `git init")
+    assert message.startswith(f"{tmp_path}: has no commit to archive; make one by `git init")
 
 
 def test_archive_refuses_sources_that_differ_from_the_commit_and_names_them(project, refused):
@@ -199,7 +199,7 @@ def test_reproduce_refuses_a_missing_file_and_files_that_are_no_archives(
         ({"results": {"a": 0}}, "archive.json is damaged"),
     ],
 )
-def test_reproduce_refuses_an_archive_with_a_damaged_list_of_results(
+def test_reproduce_refuses_an_archive_with_an_unknown_format_or_a_damaged_list_of_results(
     changes, expected, tmp_path, refused
 ):
     path = archived(tmp_path, ABOUT | changes)
@@ -278,7 +278,7 @@ def test_a_wheel_with_a_changed_byte_is_refused(locked):
     assert not (locked / ".venv/.installed").exists()
 
 
-def test_reproduce_installs_only_one_of_the_two_lock_files_of_torch():
+def test_reproduce_installs_the_packages_of_only_one_of_the_two_lock_files_of_torch():
     paths = [Path("locks", name) for name in ("mine.txt", "torch-cpu.txt", "torch.txt")]
     assert archive.chosen(paths, cpu=False) == [paths[0], paths[2]]
     assert archive.chosen(paths, cpu=True) == paths[:2]

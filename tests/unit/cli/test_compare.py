@@ -111,7 +111,7 @@ def test_sweep_trials_are_compared_with_other_experiments_in_order_of_rank(tmp_p
         assert list(rows(compared(capsys, path, "--csv"))) == ["rates/002"]
 
 
-def test_learn_runs_that_differ_only_in_seed_count_as_one_experiment(tmp_path, capsys):
+def test_learn_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, capsys):
     runs = [learned(tmp_path, f"walk-seed{seed}", seed) for seed in (1, 2)]
     runs += [learned(tmp_path, "faster", 1, rate=1e-3)]
     value = json.loads(compared(capsys, *runs, "--json"))
@@ -261,7 +261,7 @@ def test_trial_of_a_sweep_has_the_environment_of_the_swept_experiment(tmp_path: 
     assert environments == ["duel", "ball"]
 
 
-def test_runs_that_differ_in_seed_and_port_count_as_one_experiment(tmp_path: Path):
+def test_learn_runs_that_differ_only_in_the_seed_and_the_port_are_one_experiment(tmp_path: Path):
     for number in (1, 2):
         folder = tmp_path / f"run{number}"
         folder.mkdir()
@@ -314,7 +314,9 @@ def test_compare_as_text_csv_and_json_has_rows_for_every_behavior(tmp_path: Path
     assert len(value["improvements"]) == 2
 
 
-def test_experiments_of_two_projects_with_equal_names_are_shown_with_their_paths(tmp_path: Path):
+def test_experiment_with_the_name_of_an_earlier_projects_experiment_is_shown_with_its_path(
+    tmp_path: Path,
+):
     runs = [
         dag(tmp_path / project, name, seed, [0.0, 1.0], evaluated=seed)
         for project in ("here", "there")

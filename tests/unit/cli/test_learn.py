@@ -111,7 +111,9 @@ def test_a_second_writer_of_a_run_folder_is_refused_before_anything_changes(
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["ppo", "ppo.1"]
 
 
-def test_temporary_files_of_a_killed_run_are_removed_when_force_replaces_it(learn, fake, tmp_path):
+def test_option_force_removes_the_temporary_files_of_the_killed_run_that_it_replaces(
+    learn, fake, tmp_path
+):
     assert learn("--env", fake()) == 0
     leftover = tmp_path / "results/ppo/Echo/.replay-64.npz.abcd1234.tmp"
     leftover.touch()

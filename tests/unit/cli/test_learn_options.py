@@ -232,7 +232,7 @@ def test_option_attach_sets_the_number_of_players_and_ignores_the_executable_in_
     assert (env.num_envs, env.env_path) == (3, None)
 
 
-def test_num_runs_gives_each_run_a_numbered_id_and_the_next_seed(config, tmp_path):
+def test_option_num_runs_gives_each_run_a_numbered_id_and_the_next_seed(config, tmp_path):
     plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
     runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
     assert [run.checkpoint_settings.run_id for run in runs] == ["x-0", "x-1", "x-2"]
@@ -243,7 +243,7 @@ def test_num_runs_gives_each_run_a_numbered_id_and_the_next_seed(config, tmp_pat
     assert single.checkpoint_settings.run_id == "x"
 
 
-def test_num_runs_with_resume_resumes_only_existing_runs(config, tmp_path):
+def test_options_num_runs_and_resume_together_resume_only_existing_runs(config, tmp_path):
     (tmp_path / "x-0").mkdir()
     several = plan(
         config, "--num-runs", "2", "--results-dir", tmp_path, "--run-id", "x", "--resume"
@@ -435,6 +435,6 @@ def test_learn_options_after_the_option_env_args_cause_a_warning(capsys):
     words = ["learn", "--env", "Game", "--env-args", "--level", "7", "--run-id", "a"]
     cli.parser_for(words).parse_args(words)
     assert capsys.readouterr().err == (
-        "[WARNING] --run-id comes after --env-args, so it is passed to the executable; put it "
-        "before to give it to `pipeline learn`\n"
+        "[WARNING] --run-id comes after --env-args, so it is passed to the executable; to give it "
+        "to `pipeline learn`, put it before --env-args\n"
     )

@@ -40,7 +40,7 @@ READS = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @READS
-def test_dvc_reads_a_lock_file_that_was_truncated_at_any_byte(
+def test_dvc_reads_a_lock_file_that_was_truncated_at_any_byte_and_then_repaired(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA

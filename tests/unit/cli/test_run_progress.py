@@ -284,7 +284,7 @@ def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_for_its_end(t
         (["plot@a"], [], "table\n"),
     ],
 )
-def test_run_reports_up_to_date_only_if_no_stage_ran(
+def test_run_reports_that_everything_is_up_to_date_only_if_no_stage_ran(
     changed, begun, said, tmp_path, monkeypatch, capsys
 ):
     def watched(command, root, variables, output, update):
