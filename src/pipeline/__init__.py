@@ -142,5 +142,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # Completion in a shell also offers names that have not been imported yet.
+    # The public names are added, so that completion in a shell offers them before their import.
     return [*globals(), *__all__]

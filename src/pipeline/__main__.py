@@ -29,7 +29,8 @@ def main(*words: str) -> int:
         words: words to put before the command line's own words; if given, help shows the name of
             the program that was started.
     """
-    # Background jobs of a shell ignore Ctrl+C, and must continue to ignore it.
+    # The handler is changed only if it is Python's own: background jobs of a shell ignore Ctrl+C,
+    # and must continue to ignore it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         # With this handler, the system ends the process if Ctrl+C is pressed during the imports;

@@ -188,7 +188,7 @@ def where(error: BaseException) -> str:
     """Return an error's message and the line of the user's code that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
-        # A user's module that exits would otherwise end the command without a message.
+        # The message of SystemExit is only the exit code, so this text says what the module does.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
     # This finds the innermost line of the user's code: deeper frames are in libraries, and earlier

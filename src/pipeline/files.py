@@ -101,7 +101,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
-        # The entries are moved, instead of the folder, because it may be the working folder.
+        # The entries are moved one by one, because `folder` itself may be the working folder, which
+        # must not be replaced.
         for path in Path(temporary).iterdir():
             path.replace(folder / path.name)
 
@@ -252,7 +253,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name of the entry in a missing path's folder that is most similar to the path.
+    """Return the name, of an entry in the folder of the missing `path`, that is most similar to it.
 
     None if no entry has a similar name.
     """
@@ -420,7 +421,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def zip_entry(name: str) -> zipfile.ZipInfo:
-    """Return the entry of a zip archive for a file; it depends only on the name."""
+    """Return the entry of a zip archive for a file; the entry depends only on the file's name."""
     # This is the earliest time that zip can store. A fixed time is stored, because the bytes must
     # not depend on the date.
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))

@@ -16,8 +16,8 @@ from typing import Any
 
 PORTABLE: Mapping[str, str] = {
     "ATEN_CPU_CAPABILITY": "default",  # this chooses torch's own kernels
-    # This chooses the kernels of torch's matrix products; every other value chooses different
-    # kernels on CPUs of AMD and of Intel.
+    # This chooses the kernels of torch's matrix products; no other value suits both the CPUs of AMD
+    # and the CPUs of Intel.
     "MKL_CBWR": "COMPATIBLE",
     # This chooses the kernels of torch's convolutions and recurrent layers.
     "ONEDNN_MAX_CPU_ISA": "SSE41",
@@ -94,7 +94,9 @@ def summary(recorded: Mapping[str, Any]) -> str:
     return f"{start}: {kernels}" if kernels else str(start)
 
 
-_NOT_DECISIVE = ("portable", "variables", "system")  # `decisive` adds each variable by its name
+# The mode and the operating system do not decide rounding; `decisive` adds each variable by its
+# name.
+_NOT_DECISIVE = ("portable", "variables", "system")
 _IN_FRONT = ("portable", "processor", "variables")
 
 
@@ -104,7 +106,7 @@ def _openblas() -> dict[str, Any]:
     except ModuleNotFoundError:  # only the extra `train` installs this package
         return {}
     libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
-    # SciPy may have loaded its own OpenBLAS, which has the same kernel.
+    # SciPy may have loaded its own OpenBLAS, which has the same kernel; a kernel is listed once.
     return {
         "OpenBLAS": ", ".join(sorted({str(library.get("architecture")) for library in libraries})),
         "OpenBLAS threads": max((library["num_threads"] for library in libraries), default=0),

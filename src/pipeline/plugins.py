@@ -37,7 +37,7 @@ class Group(Mapping[str, T], Generic[T]):
     name: str
     """Group of entry points by which packages register plug-ins."""
     ours: Mapping[str, str]
-    """Built-in parts: the text `module:attribute` of each by its name."""
+    """Built-in parts: the text `module:attribute` of each part, by the part's name."""
     _: KW_ONLY
     base: type | None = None
     """Base class of all plug-ins; None for parts that are not classes."""
@@ -210,9 +210,9 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
 def digests(path: str) -> dict[str, str]:
     """Return the digest of the file of `module:Class`, and of each file that it imports, by path.
 
-    Only files of the current folder are included, with paths relative to it; all files of an
-    imported package in it are included. For a class of an installed package, return the version of
-    the package by its name.
+    Only files of the current folder are included, with paths relative to this folder; if a package
+    in this folder is imported, all its files are included. For a class of an installed package,
+    return the version of the package by its name.
     """
     root, waiting, found = Path.cwd(), [path.partition(":")[0]], {}
     while waiting:
@@ -255,7 +255,7 @@ def _with_values(made_by: str, kind: type, values: Mapping[str, Any]) -> Any:
 
 
 def all_of(group: str) -> list[metadata.EntryPoint]:
-    """Return every installed entry point of a group; several packages may have the same name."""
+    """Return every installed entry point of a group; entry points may have the same name."""
     points = _installed(group, tuple(sys.path))
     return [point for name in sorted(points) for point in points[name]]
 
@@ -267,7 +267,7 @@ def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
 
 @cache  # `path` is only a part of the cache's key: it decides which packages are found
 def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
-    """Return the installed entry points of a group by name; several packages may share a name."""
+    """Return the installed entry points of a group by name; entry points may share a name."""
     points_of: dict[str, dict[str, metadata.EntryPoint]] = {}
     for point in metadata.entry_points(group=group):
         # A distribution in two folders of the path counts once, from the first folder.

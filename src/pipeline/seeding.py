@@ -27,7 +27,7 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """Return an integer in [0, 2**31) for libraries that take an integer seed."""
+    """Return the seed of the stream called `names` as an integer in [0, 2**31), for libraries."""
     # The seed has 31 bits, because the seed in Unity's protocol is an int32.
     return int(sequence(seed, *names).generate_state(1, np.uint32)[0] >> 1)
 

@@ -242,8 +242,8 @@ def test_prune_deletes_exactly_the_results_that_params_yaml_no_longer_has(pruned
     assert cli.main(["plan"]) == 0
     assert caplog.messages == [
         "params.yaml no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more, but "
-        "results/ or dvc.lock has; `pipeline plan --prune` deletes them, and removes them from "
-        "MLflow's tables."
+        "results/ or dvc.lock still has their results; `pipeline plan --prune` deletes the "
+        "results, and removes the runs from MLflow's tables."
     ]
     assert set(sum(GONE.values(), ())) <= files_below(pruned), "a plan deletes nothing"
     capsys.readouterr()

@@ -277,7 +277,7 @@ def test_ui_refuses_an_occupied_port_before_it_prints_an_address(
         error = refused("ui", "--port", str(port))
     start = f"--port {port} cannot be used: another program serves there; `pipeline ui --port "
     assert error.startswith(start)
-    free = int(re.search(r"--port (\d+)` takes a free one$", error)[1])
+    free = int(re.search(r"--port (\d+)` uses a free port$", error)[1])
     assert port < free <= 65535
     assert caplog.messages == []
 

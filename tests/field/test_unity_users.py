@@ -431,7 +431,7 @@ ROWS = {
             "(update)",
             "90.0",
             "",
-            "its thread waits for experience and stores it, in parallel with the loop",
+            "the updates' thread waits for experience and stores it, in parallel with the loop",
         ),
     ],
 }

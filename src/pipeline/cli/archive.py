@@ -281,7 +281,8 @@ def _locks(root: Path) -> dict[str, Path]:
 def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
     """Return the lock files, with only one of the two lock files for torch.
 
-    If `cpu` is True, it is the lock file of torch for the CPU only, else of torch as PyPI has it.
+    If `cpu` is True, the lock file of torch for the CPU only is kept, else the lock file of torch
+    as PyPI has it.
     """
     by_name = {path.name: path for path in locks}
     by_name.pop(TORCH if cpu and TORCH_CPU in by_name else TORCH_CPU, None)
@@ -291,7 +292,8 @@ def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
 def locked(paths: Iterable[Path]) -> dict[str, str]:
     """Return the version of each package in lock files, by the package's normalised name."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    # The suffix of a build, such as `+cpu`, is cut off.
+    # The suffix of a build, such as `+cpu`, is cut off, because all builds of a version count as
+    # this version.
     return {_normal(name): version.partition("+")[0] for name, version in _LOCKED.findall(text)}
 
 
@@ -320,7 +322,7 @@ def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
         raise StageError(
             f"{few(others, _MOST_NAMED)}: the installed versions are not the locked ones; install "
             "the locked versions and `pipeline run`, or lock the installed ones (`make lock` in a "
-            "clone)"
+            "clone of rl-pipeline)"
         )
     for description in sorted((root / "build/env").glob(f"*/{DESCRIPTION}")):
         needed = packages_in(load(description.parent).file)
@@ -344,7 +346,9 @@ def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     command += [word for path in wanted for word in ("-r", str(path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # pip
     if done.returncode:
-        raise StageError(f"--with-packages: pip cannot download them: {last_error(done.stderr)}")
+        raise StageError(
+            f"--with-packages: pip cannot download the packages: {last_error(done.stderr)}"
+        )
     return {f"packages/{path.name}": path for path in sorted(folder.iterdir())}
 
 

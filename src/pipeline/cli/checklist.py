@@ -118,7 +118,8 @@ def _settings(params: Params) -> Iterator[str]:
         )
     for name, sweep in params.sweeps.items():
         yield _sweep(name, sweep)
-    # An experiment with a sweep's best configuration has the swept experiment as its `base`.
+    # A sweep explains the settings of the swept experiment, and of the experiment with the best
+    # configuration, which has the swept experiment as its `base`.
     swept = {sweep.experiment for sweep in params.sweeps.values()}
     if alone := [name for name, one in params.experiments.items() if not {name, one.base} & swept]:
         yield f"How the settings of {', '.join(alone)} were chosen: {BY_AUTHORS}."

@@ -65,7 +65,9 @@ def add_options(parser: Parser) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> str:
-    """Return a line for each claim: whether the present results confirm it, and if not, why.
+    """Return a line for each claim, which says whether the present results confirm the claim.
+
+    If the result files differ from the recorded files, further lines name the first cause.
 
     Raises:
         ClaimError: A claim does not hold; the answers have been printed.
@@ -103,7 +105,7 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
     """
     if answer.verdict == "identical" or answer.changed is None:
         return []
-    # If no result file has changed, a value in claims.yaml was edited, which no record explains.
+    # If no result file has changed, a value in claims.yaml was edited. No record explains an edit.
     if not answer.changed:
         return [f"the result files are those of {LOCK}, so the claim itself was changed"]
     for name in filter(None, (answer.claim.experiment, answer.claim.better_than)):
@@ -200,7 +202,8 @@ def _write(arguments: argparse.Namespace) -> str:
         path, "\n".join([head.rstrip("\n"), *(one.rstrip("\n") for one in texts.values()), ""])
     )
     files.write_whole(root / LOCK, claims.lock_text(recorded))
-    if (root / "dvc.yaml").is_file():  # the report shows claims, so DVC has to see the change
+    # The report shows claims, so DVC must see that the claims have changed.
+    if (root / "dvc.yaml").is_file():
         sources.note(root, "report", code_of(root))
     done = f"Wrote {', '.join(entries)} to {CLAIMS}, and digests of their results to {LOCK}."
     return "\n".join([f"{done} Commit both; `pipeline claims check` checks the claims.", *remarks])

@@ -58,7 +58,7 @@ def add_options(parser: Parser) -> None:
         type=Path,
         metavar="RUN",
         help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one of its "
-        "seeds; runs of `learn` that differ only in the seed count as one experiment; default: "
+        "seeds; runs of `learn` that differ only in the seed are one experiment; default: "
         "every experiment in params.yaml, and the best trials of sweeps",
     )
     text = (

@@ -186,7 +186,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 
 
 def _body(present: Present, new: Path) -> str:
-    """Return the new file's YAML text, after a check that it is read as the same settings."""
+    """Return the new file's YAML text, after a check that it gives the settings of the old file."""
     original = structure(present.document)
     # Warnings are turned off here, because they were logged when the file was first read.
     before = logging.root.manager.disable

@@ -136,7 +136,8 @@ def info(arguments: argparse.Namespace) -> str:
         return text
     from pipeline.evaluation.plots import plot_returns
 
-    # `returns` has ended episodes only: the return of an unfinished episode is not comparable.
+    # `returns` gives only the returns of ended episodes, because the return of an unfinished
+    # episode cannot be compared with them.
     returns = demo.returns()
     if not returns:
         raise DemonstrationError(
@@ -148,7 +149,8 @@ def info(arguments: argparse.Namespace) -> str:
 
 def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
     """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
-    # The stage's function is used, so that stage and command write equal files.
+    # The function of the stage `demos` is used, so that the stage and this command write equal
+    # files.
     from pipeline.dag.stages.demos import write_episodes
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.simulators import registry

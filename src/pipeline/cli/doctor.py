@@ -134,7 +134,7 @@ def _packages(_: Path) -> str:
 def _locks(root: Path) -> str:
     folder = next((at / "locks" for at in (root, checkout()) if (at / "locks").is_dir()), None)
     if folder is None:
-        return "none here; `make lock` in a clone writes them"
+        return "no lock files here; `make lock` in a clone of rl-pipeline writes them"
     paths = sorted(folder.glob("*.txt"))
     # Other versions than the locked ones are not a TO DO: rl-pipeline allows ranges of versions.
     others = list(unlocked(locked(paths)))
@@ -230,7 +230,8 @@ def _store(root: Path) -> str:
 
 
 def _ports(_: Path) -> str:
-    # For port 0 the system chooses any free port. If this fails, there is no loopback device.
+    # For port 0 the system chooses any free port: if this fails, there is no loopback device. Only
+    # after this check, a failure at the Editor's port means that the port is in use.
     if reason := why_not_free(0) or why_not_free(_EDITOR_PORT):
         text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); end the other trainer"
         raise Problem(f"{text} that waits there for the Unity Editor")

@@ -193,8 +193,8 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
         return environment
     if Path(environment.path, "ProjectSettings").is_dir():
         raise SettingsError(
-            f"{environment.path}: is a Unity project; build it in the Editor and give the build "
-            "here. Later the source 'unity' in params.yaml can build it"
+            f"{environment.path}: is a Unity project; build it in the Editor and give the build to "
+            "--unity. Later the source 'unity' in params.yaml can build the project"
         )
     # The path is relative, so that the project and the build can be moved together.
     environment = replace(environment, path=os.path.relpath(environment.path, folder))
@@ -503,6 +503,6 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
 
 def rollout_of(behavior: Behavior) -> int:
     """Return the buffer size for 128 steps per agent: a power of 2 from 2048 to 16384."""
-    # A power of 2 is divisible by the number of minibatches.
+    # A power of 2 can be divided into 8 or 16 minibatches of equal size.
     rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     return min(max(rows, 2048), 16384)

@@ -60,7 +60,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     # their name is wrong.
     weights = first_weights(settings)
     with (
-        # `signals` comes before `run_folder`, so that SIGTERM also runs its clean-up.
+        # `signals` comes before `run_folder`, so that `run_folder` also cleans up after SIGTERM.
         process.signals(),
         run_folder(
             run_dir,
@@ -303,7 +303,7 @@ def run_folder(
     No other process may write into the folder meanwhile, unless this run is `read_only`.
 
     An earlier run that `force` replaces is never deleted, but renamed to the first free name of
-    `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is
+    `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new files are
     deleted and the earlier run gets its name back.
 
     Raises:

@@ -162,7 +162,8 @@ _TABLE = {
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "--seed": {"key": "env_settings.seed"},
-    # None means that the option changes no setting; `setdefault` in `_option` keeps it.
+    # None means that the option changes no setting; `setdefault` in `_option` does not replace
+    # None.
     "--num-runs": {"key": None},
     "--track": {"key": None},
     "--env": {"key": "env_settings.env_path"},
@@ -464,7 +465,8 @@ def _fixed_port(settings: RunSettings, options: Mapping[str, Any], worker: int) 
                 flag,
             )
         return None
-    # The default means that no port was chosen: free ports let several runs use one machine.
+    # The default port in the settings means that no port was chosen. Free ports are used then, so
+    # that several runs can use one machine.
     if not chosen and env.base_port == _DEFAULT_PORT:
         return None
     # As in ML-Agents, the worker's id is added to the base port.

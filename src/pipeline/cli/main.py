@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
     """
     # The command line is read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
-    # `debug` is needed before parsing, because parsing imports a module, and this may fail.
+    # `debug` is needed before parsing, because parsing imports a module, and this import may fail.
     debug = "--debug" in words
     try:
         # argparse itself exits with code 2 for a mistake in the command line.
@@ -271,7 +271,7 @@ def _report(error: BaseException) -> int:
 def _missing(error: ModuleNotFoundError) -> int:
     """Print which extra installs a missing package; raise for a missing module of this package."""
     package = (error.name or "").partition(".")[0]
-    # A missing module of this package is a fault in it, and needs the traceback.
+    # A missing module of this package is a fault of this package, and needs the traceback.
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}

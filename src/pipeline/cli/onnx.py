@@ -45,7 +45,7 @@ def add_options(parser: Parser) -> None:
     option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
     option(command, "--behavior NAME", "the behavior to compare with; default: the file's name")
     option(
-        command, "--full", "also print version numbers, tensors, and the numbers of Unity's checks"
+        command, "--full", "also print version numbers, tensors, and the number of each broken rule"
     )
 
 
@@ -109,7 +109,7 @@ def check(
         path: the `.onnx` file.
         spec: behavior to compare with; None for no comparison.
         behavior: name of the behavior in messages.
-        full: whether to include version numbers, tensors, and the numbers of the loader's checks.
+        full: whether to include version numbers, tensors, and the number of each broken rule.
 
     Raises:
         ExportError: Unity does not load the file, or the file does not fit the behavior.

@@ -166,7 +166,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {flags[near]}?" if near else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown choice and propose the nearest, as argparse does from Python 3.14."""
+        """Refuse an unknown choice and propose a similar one, as argparse does from Python 3.14."""
         choices = action.choices
         near = None
         if self._subcommands is not None and action is self._subcommands and value in _REMOVED:

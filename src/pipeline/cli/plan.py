@@ -69,8 +69,9 @@ def run(arguments: argparse.Namespace) -> str:
         lines.append(_prune(left, runs))
     elif left:
         _log.warning(
-            "params.yaml no longer has %s, but results/ or dvc.lock has; `pipeline plan --prune` "
-            "deletes them, and removes them from MLflow's tables.",
+            "params.yaml no longer has %s, but results/ or dvc.lock still has their results; "
+            "`pipeline plan --prune` deletes the results, and removes the runs from MLflow's "
+            "tables.",
             _listed(left, runs),
         )
     cores = machine.n_processors()

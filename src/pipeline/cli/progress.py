@@ -59,7 +59,7 @@ class Graph:
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
         """Return the jobs that the `changed` stages affect.
 
-        If `wanted` has names of jobs, only these jobs and the jobs that they need count.
+        If `wanted` has names of jobs, only these jobs, and the jobs that they need, are returned.
         """
         # Names that are not in `names` are stages that a user has added.
         first = {self.names[name] for name in changed if name in self.names}
@@ -218,7 +218,10 @@ class Screen:
                 self._print_line(self._name(job), f"{state} after {duration(took)}")
 
     def _left(self, now: float) -> tuple[float | None, bool]:
-        """Return the estimated seconds left (None if unknown), and whether they count all stages.
+        """Return the estimated seconds left, and whether this estimate counts all stages.
+
+        The estimate is None if no time of a training is known, or if no job with a known time is
+        left.
 
         A job is expected to take the mean time of its stage's other jobs; stages without a time are
         not counted.

@@ -121,9 +121,11 @@ def causes(
 ) -> Iterator[Check]:
     """Yield the differences between two histories, by stage, the likeliest cause first."""
     stages = [[record["stage"] for record in history] for history in (first, second)]
-    # Histories of different length cannot be compared stage by stage.
+    # Histories with different stages cannot be compared stage by stage.
     if stages[0] != stages[1]:
-        stages_differ = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
+        stages_differ = (
+            f"{' -> '.join(stages[0])} in the first, {' -> '.join(stages[1])} in the second"
+        )
         yield Check(what="stages", verdict="differs", details=(stages_differ,))
         return
     for left, right in zip(first, second, strict=True):
@@ -228,7 +230,8 @@ def read(model: Path) -> list[provenance.Record]:
         raise ExportError(f"{model}: its provenance is damaged; export it again from its run")
     if not stages:
         raise ExportError(
-            f"{model}: its provenance has another format; use the version that made it"
+            f"{model}: its provenance has another format; use the version of rl-pipeline that made "
+            "the file"
         )
     return stages
 
@@ -302,7 +305,7 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
 def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
     name = stage["stage"]
     if name == "learn":
-        reason = "they came from the command line of `pipeline learn`, not from the tree"
+        reason = "the parameters came from the command line of `pipeline learn`, not from the tree"
         yield Check(what="parameters of learn", verdict="unknown", details=(reason,))
     else:
         yield _parameters(stage, root)

@@ -26,7 +26,7 @@ files."""
 
 
 def rebuild(root: Path) -> None:
-    """Rename the present store, and make a new store with a row for each run in `results/`.
+    """Rename the present MLflow store, and make a new one with a row for each run in `results/`.
 
     Raises:
         PipelineError: The store is not a file in the folder `root`, or params.yaml cannot be read.
@@ -82,7 +82,7 @@ def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> Non
     record.trained(
         read_map(folder / "metrics.json"),
         curve=read_points(folder / "progress.csv"),
-        # After a resume only the time of the last part is known, so none is recorded.
+        # After a resume only the time of the last part is known, so no time is recorded.
         seconds=None if facts.get("resumed") else facts.get("seconds", {}).get("total"),
         interrupted=[step for made in history for step in made.get("interrupted_at_steps", ())],
     )

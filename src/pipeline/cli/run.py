@@ -129,8 +129,8 @@ def _take_from_snakemake(root: Path) -> None:
     if not (root / ".snakemake" / "metadata").is_dir():
         return
     try:
-        # DVC watches lists of the sources' digests. The lists are written first, so that they have
-        # the sources with which Snakemake has made the results.
+        # DVC watches lists of the digests of source files. The lists are updated here, so that DVC
+        # sees the edits that were made before Snakemake ran.
         engines.note_sources(root)
         if engines.dvc_state(root).pending:
             _log.info("%s", sync(root, "snakemake"))

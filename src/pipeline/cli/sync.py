@@ -73,10 +73,10 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether each result is up to date for Snakemake, or is only up to date for DVC.
+    """Return whether each result is up to date for at least one of the two engines.
 
-    Snakemake must not find any result outdated; results that it has no record of must be up to date
-    for DVC.
+    Snakemake must find no result outdated, and each result of which Snakemake has no record must be
+    up to date for DVC.
     """
     # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}

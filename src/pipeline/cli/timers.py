@@ -213,7 +213,8 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     # Only `pipeline learn` writes this key; it stores and learns while environments work.
     if "trainer" in metadata:
         hidden.add("storage")
-        # An update is hidden behind a step of the environments only if the update is shorter.
+        # A `threaded` update is always hidden behind the steps of the environments; any other
+        # update only if it is shorter than a step.
         if any(behavior.threaded for behavior in _settings(configuration).behaviors.values()) or (
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):
@@ -329,7 +330,7 @@ def _described(path: Path, times: Times) -> list[str]:
             notes.append(f"{1e3 * seconds / times.n_minibatches:.1f} ms a minibatch")
         rows.append((f"  {part}", f"{seconds:.1f} s", share, bar, ", ".join(notes)))
     if times.idle_s:
-        note = "its thread waits for experience and stores it, in parallel with the loop"
+        note = "the updates' thread waits for experience and stores it, in parallel with the loop"
         rows.append(("  (update)", f"{times.idle_s:.1f} s", "", "", note))
     return lines + aligned(rows)
 
@@ -342,7 +343,10 @@ def _advice(times: Times) -> list[str]:
         "If the trainer took no time, the run would be "
         f"{times.steady_s / waiting:.1f} times as fast"
     )
-    lines = [f"{bound}; the environment needs the rest.", "Changes that help, best first:"]
+    lines = [
+        f"{bound}; the remaining time is spent in the environment.",
+        "Changes that help, best first:",
+    ]
     changes = {
         f"{_MORE_ENVS} times as many environments (num_envs)": times.after(n_times=_MORE_ENVS),
         "threaded: true": times.after(threaded=True),
@@ -371,6 +375,6 @@ def _advice(times: Times) -> list[str]:
             "  How many updates fit into an exchange is unknown: the updates took longer than each "
             "exchange. Measure with a larger steps_per_update, or with auto."
             if math.isnan(times.pace)
-            else f"  steps_per_update: {times.pace:g} fills the time that environments work."
+            else f"  steps_per_update: {times.pace:g} fills the time in which environments work."
         )
     return lines

@@ -84,7 +84,7 @@ def _refuse_unusable(port: int) -> None:
         raise SettingsError(f"--port must be from 1 to {_LAST_PORT}, got {port}")
     if reason := why_not_free(port):
         free = next((p for p in range(port + 1, _LAST_PORT + 1) if not why_not_free(p)), 0)
-        hint = f"; `pipeline ui --port {free}` takes a free one" if free else ""
+        hint = f"; `pipeline ui --port {free}` uses a free port" if free else ""
         raise SettingsError(f"--port {port} cannot be used: {reason}{hint}")
 
 

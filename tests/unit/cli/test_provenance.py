@@ -150,7 +150,7 @@ def test_provenance_prints_run_seed_parameters_digests_and_interruptions(tree, t
             {"interrupted_at_steps": [5]},
             "interruptions of learn\n  not exact, at steps: absent, [5]",
         ),
-        ({"stage": "train", "experiment": "e"}, "stages\n  learn here, train there"),
+        ({"stage": "train", "experiment": "e"}, "stages\n  learn in the first, train in"),
     ],
 )
 def test_diff_names_the_first_cause_of_a_difference(changes, first, tree, tmp_path, capsys):
