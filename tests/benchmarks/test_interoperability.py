@@ -47,7 +47,7 @@ def test_configuration_of_a_team_game_has_self_play_and_imitation_uses_the_given
     assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
 
 
-def test_run_needs_every_model_updates_enough_steps_and_exit_code_0_to_count_as_successful():
+def test_run_is_successful_only_with_updates_every_model_enough_steps_and_exit_code_0():
     run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
     run.updates = 1
     run.onnx = ("A",)

@@ -82,7 +82,7 @@ def test_encoder_and_reward_signal_of_the_user_are_used_in_a_run_of_each_trainer
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_policies_with_chosen_activation_layer_widths_and_layer_norm_train_and_are_exported(
+def test_policies_with_chosen_activation_layer_widths_and_layer_norm_are_trained_and_exported(
     tmp_path, trainer
 ):
     network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}

@@ -226,7 +226,7 @@ def test_reward_signal_that_keeps_its_own_counts_is_refused_if_there_are_several
         refuse_unshareable("B", settings, 2)
 
 
-def test_encoder_of_a_package_without_to_onnx_is_exported_from_its_operations(monkeypatch):
+def test_encoder_plug_in_without_the_method_to_onnx_is_exported_from_its_operations(monkeypatch):
     monkeypatch.setattr(Group, "load", lambda *_, **__: Convolutional)
     encoder = observation_encoder("mute", (3, 16, 16), 8)
     assert encoder.to_onnx(OnnxGraph(), "obs_0")

@@ -118,7 +118,7 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
                 assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
-def test_stats_writers_are_notified_of_self_play_and_receive_sums_with_the_method_sum(
+def test_stats_writers_are_notified_of_self_play_and_get_sums_with_the_aggregation_method_sum(
     tmp_path: Path, sink: StatsWriterSink
 ):
     sink.on_start("Pong", {"self_play": {"window": 3}})

@@ -142,7 +142,7 @@ def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_cop
         train(env, tmp_path, **options)
 
 
-def test_train_replaces_an_earlier_run_only_with_force_and_may_start_from_its_weights(
+def test_train_replaces_an_earlier_run_only_if_force_is_true_and_may_start_from_its_weights(
     tmp_path,
 ):
     run = tmp_path / "run"
@@ -165,7 +165,9 @@ class Lighthouse(Beacon):
 
 
 @pytest.mark.parametrize("form", ["file", "folder", "name", "behavior"])
-def test_init_from_takes_a_checkpoint_a_folder_and_the_name_of_a_run(form, tmp_path, caplog):
+def test_init_from_accepts_a_checkpoint_the_folder_of_a_run_or_behavior_and_the_name_of_a_run(
+    form, tmp_path, caplog
+):
     caplog.set_level("INFO")
     train(Beacon, tmp_path / "first")
     file = tmp_path / "first/Beacon/checkpoint.pt"

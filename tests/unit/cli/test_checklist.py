@@ -63,7 +63,7 @@ def items(text: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def test_checklist_leaves_questions_to_the_authors_that_no_run_can_answer(root, capsys):
+def test_checklist_leaves_questions_that_no_run_can_answer_to_the_authors(root, capsys):
     found = items(printed(capsys))
     assert len(found) == 16 + 8
     for name in ("Claims", "Limitations", "Broader impacts", "Declaration of LLM usage"):

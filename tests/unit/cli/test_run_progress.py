@@ -205,7 +205,7 @@ def test_a_stage_writes_events_of_start_progress_and_end(events, tmp_path, error
     assert facts == [3, 9, 2.0, None]
 
 
-def test_stage_writes_no_progress_events_and_prints_normally_if_pipeline_run_does_not_watch(
+def test_stage_without_pipeline_run_writes_no_progress_events_and_prints_normally(
     tmp_path, monkeypatch
 ):
     monkeypatch.delenv(stage_side.FILE, raising=False)

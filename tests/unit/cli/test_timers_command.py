@@ -113,7 +113,7 @@ COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
         (False, {"agent_steps": 4000}, {"environment": 14, "update": 0}, None),
     ],
 )
-def test_timers_propose_steps_per_update_that_fill_the_waiting_time(
+def test_timers_propose_the_steps_per_update_with_which_updates_fill_the_waiting_time(
     file, capsys, monkeypatch, threaded, counts, seconds, said
 ):
     monkeypatch.setattr(machine, "n_processors", lambda: 2)
@@ -170,7 +170,7 @@ def test_timers_give_advice_for_the_slowest_part_of_the_run(file, capsys, change
 
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
-def test_seconds_in_a_timers_file_of_mlagents_are_divided_by_environments_and_threads(
+def test_times_from_mlagents_are_for_one_environment_and_other_threads_count_as_parallel(
     tmp_path, option
 ):
     """The number of environments is in the command line or in the run's configuration."""
