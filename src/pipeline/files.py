@@ -291,9 +291,9 @@ def _below(folder: Path, n_levels: int) -> list[Path]:
         for level in levels:
             with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
+        entries = entries[:_MOST_FILES]
         # `os.path` is used, because Path's methods raise for a link into a folder that may not be
         # read.
-        entries = entries[:_MOST_FILES]
         paths += [entry for entry in entries if os.path.isfile(entry)]  # noqa: PTH113
         levels = [
             entry

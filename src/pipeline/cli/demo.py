@@ -199,7 +199,7 @@ def import_(arguments: argparse.Namespace) -> str:
             arguments.output,
             # The command line wins over the specification file.
             columns={**named, **columns},
-            # A single number is the scale of all continuous actions.
+            # Without the option, the scale of all continuous actions is 1.
             action_scale=arguments.action_scale or (1.0,),
         )
     )

@@ -25,7 +25,7 @@ from pipeline.tracking.run_metadata import git
 
 # These are the oldest and the newest supported release of Python.
 _PYTHONS = ((3, 11), (3, 13))
-# A gigabyte is 10^9 bytes here.
+# This is the minimum free space on the disk, in gigabytes of 10^9 bytes.
 _FREE_GB = 2.0
 _MOST_NAMED = 4
 _SERVER_WAIT_S = 2.0

@@ -264,11 +264,11 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
 
 def _exchange_ms(env: BaseEnv) -> float:
     """Return the median milliseconds of a step with all continuous actions set to zero."""
-    # The median is used, because the first exchanges may be slow.
     times = [time.perf_counter()]
     while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
         env.step()
         times.append(time.perf_counter())
+    # The median is used, because the first exchanges may be slow.
     return 1e3 * statistics.median(later - sooner for sooner, later in itertools.pairwise(times))
 
 

@@ -117,9 +117,9 @@ def check(
     from pipeline.export.contract import model_findings, publishing_findings
     from pipeline.export.layout import describe, load
 
-    # Findings are rules of Unity's package that the file breaks; each has a message and a number.
     model = load(path)
 
+    # Findings are rules of Unity's package that the file breaks; each has a message and a number.
     def refuse(spec: BehaviorSpec | None, text: str, remedy: str) -> None:
         findings = model_findings(model, spec)
         if findings:

@@ -60,11 +60,11 @@ def run(arguments: argparse.Namespace) -> str:
     write_plan(params)
     # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
     truncate_incomplete_dvc_lock(Path())
-    # Results are kept without --prune: a removed experiment may have taken days of training.
     left = left_over(params)
     tables = plan(params)["runs"].values()
     runs = {key for entries in tables for key, entry in entries.items() if "seed" in entry}
     lines = []
+    # Results are kept without --prune: a removed experiment may have taken days of training.
     if arguments.prune:
         lines.append(_prune(left, runs))
     elif left:

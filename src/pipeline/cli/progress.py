@@ -242,8 +242,8 @@ class Screen:
         # Without a measured time of training, the longest stage, an estimate would mislead.
         if "train" not in mean or not jobs:
             return None, False
-        # The rest takes at least as long as the longest job, and as all work divided by the cores.
         is_whole = {job.stage for job in (*self.waiting, *left)} <= mean.keys()
+        # The rest takes at least as long as the longest job, and as all work divided by the cores.
         return max(*jobs, sum(jobs) / self._cores), is_whole
 
     def _name(self, job: Job) -> str:

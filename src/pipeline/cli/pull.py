@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> str:
                 raise FetchError(
                     f"{repo}: has the file {sibling.rfilename!r} outside its own folder"
                 )
-        # The files of this commit are downloaded, because the branch may have changed since the
+        # The commit that was checked is downloaded, because the branch may have changed since the
         # check.
         api.snapshot_download(repo, revision=info.sha, local_dir=part, ignore_patterns=_HUB_ONLY)
         # The Hub's client writes its own metadata into this folder.

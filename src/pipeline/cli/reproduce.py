@@ -186,7 +186,8 @@ def install(folder: Path, wheels: Path | None = None) -> None:
     packages = wheels.absolute() if wheels else folder / "packages"
     is_offline = packages.is_dir()
     pip = [_python(folder), "-m", "pip", "install", "--quiet", "--no-deps"]
-    # With --isolated, pip takes no package from an index that this machine's settings name.
+    # Without a network, packages come only from the folder `packages`: --no-index excludes the
+    # public index, and --isolated excludes the indexes that this machine's settings name.
     pip += ["--isolated", "--no-index", "--find-links", str(packages)] if is_offline else []
     index = None if is_offline else os.environ.get("TORCH_INDEX_URL")
     pip += ["--extra-index-url", index] if index else []

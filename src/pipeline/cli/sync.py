@@ -57,7 +57,7 @@ def sync(root: Path, source: str | None) -> str:
     else:
         neither = "" if source else "neither engine is up to date: "
         reasons = "; ".join(_describe(name, state) for name, state in states.items())
-        # An engine is proposed only if it has stages to run.
+        # An engine is proposed only if it has stages to run; if no engine has any, DVC is proposed.
         able = [name for name, state in states.items() if state.pending] or ["dvc"]
         commands = " or ".join(f"`{_COMMANDS[name]}`" for name in able)
         raise StageError(f"{neither}{reasons}. Run {commands} first.")
