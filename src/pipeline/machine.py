@@ -94,8 +94,8 @@ def summary(recorded: Mapping[str, Any]) -> str:
     return f"{start}: {kernels}" if kernels else str(start)
 
 
-# The mode and the operating system do not decide rounding; `decisive` adds each variable by its
-# name.
+# The operating system does not decide rounding. The mode decides rounding by its variables, which
+# `decisive` adds by their names.
 _NOT_DECISIVE = ("portable", "variables", "system")
 _IN_FRONT = ("portable", "processor", "variables")
 

@@ -23,7 +23,7 @@ from pipeline.settings.project.environments import EnvironmentParams, PathSource
 from pipeline.settings.project.params import Params, load_params
 from pipeline.tracking.run_metadata import git
 
-# These are the oldest and the newest supported release of Python.
+# These are the oldest and the newest supported releases of Python.
 _PYTHONS = ((3, 11), (3, 13))
 # This is the minimum free space on the disk, in gigabytes of 10^9 bytes.
 _FREE_GB = 2.0
