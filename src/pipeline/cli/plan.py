@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the table of runs of the working folder's params.yaml."""
+    """Write the table of runs of the working folder's params.yaml; with `--check`, only check it."""
     params = load_params(Path("params.yaml"))
     check_ids(params)
     if arguments.check:

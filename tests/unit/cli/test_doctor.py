@@ -180,5 +180,6 @@ def test_doctor_names_installed_packages_whose_versions_differ_from_the_lock_fil
     (tmp_path / "locks/a.txt").write_text("numpy==1.0\n")
     assert doctor._locks(tmp_path) == f"not the locked versions: numpy {version} (locked 1.0)"
     monkeypatch.setattr(doctor, "checkout", lambda: tmp_path / "absent")
-    said = "no lock files here; `make lock` in a clone of rl-pipeline writes them"
-    assert doctor._locks(tmp_path / "absent") == said
+    assert doctor._locks(tmp_path / "absent") == (
+        "no lock files here; `make lock` in a clone of rl-pipeline writes them"
+    )
