@@ -73,7 +73,7 @@ def whole(path: Path | str) -> Iterator[Path]:
                 os.fsync(file.fileno())
         if target.exists():
             # A file that replaces an old file gets the permissions of the old file; a new file
-            # keeps those that the umask gives.
+            # keeps the permissions that the umask gives.
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     except BaseException:

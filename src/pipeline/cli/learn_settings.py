@@ -94,10 +94,10 @@ _TABLE = {
         "--num-envs N": "number of executables that run in parallel, in lockstep (default: 1); "
         "without --env the same as --attach",
         "--attach N": "wait for N players that you start, the first on port 5004 or --base-port, "
-        "the others on the following ports",
+        "the other players on the following ports",
         "--num-areas N": "number of training areas in each environment, if it can replicate its "
         "area (default: 1)",
-        "--base-port PORT": "port of the first environment; others get the following ports "
+        "--base-port PORT": "port of the first environment; the others get the following ports "
         "(default: free ports that the system chooses); ignored for a single Editor without "
         "--attach",
         "--timeout-wait S": "seconds to wait for an environment's answer, and for all players to "
@@ -493,7 +493,7 @@ def _below_volume(settings: RunSettings, options: Mapping[str, Any]) -> RunSetti
         return settings
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
     path = env.env_path
-    if path is not None and ":" not in path:  # gymnasium:ID and others are not paths
+    if path is not None and ":" not in path:  # gymnasium:ID is no path
         path = str(_path_below_volume(options, path))
     return replace(
         settings,

@@ -92,7 +92,7 @@ USES = {
         "demonstrations, curves, models, evaluations, claims.yaml and CITATION.cff.",
     ),
     "reproduce": (
-        "Use it on an archive of others: it makes a folder with a new virtual environment, in",
+        "Use it on a published archive: it makes a folder with a new virtual environment, in",
         "which only packages with a SHA-256 of the archive are installed, runs every stage,",
         "and compares the results. It runs the code of the archive, so trust its author. If",
         "it was interrupted, the same command continues. TORCH_INDEX_URL names an index of",

@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the table of runs of the working folder's params.yaml; with `--check`, only check it."""
+    """Write the table of runs of the working folder's params.yaml; `--check` only checks it."""
     params = load_params(Path("params.yaml"))
     check_ids(params)
     if arguments.check:

@@ -80,7 +80,7 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str:
     """Return a table with MLflow's row of each run; for one run, its rows and its git revision.
 
-    With `--at`, the table has the runs whose results a git revision records.
+    With `--at`, the table has the runs with results that the dvc.lock of a git revision records.
     """
     root = Path.cwd()
     if arguments.rebuild:
