@@ -12,10 +12,11 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     kept/          a copy of a finished attempt's outputs, for stages that take long
 
 If a job is killed after its stage has succeeded and before the engine has recorded the job, the
-engine deletes the outputs. The next attempt then takes them from `kept` if it is a retry by the
-engine (workflow/rules/common.smk sets PIPELINE_RETRY), or if it belongs to the first Snakemake call
-after a call that was killed. A job of DVC also uses `kept` if an edit has only changed how
-parameter values are written. A job that the user forces the engine to run does all its work again.
+engine deletes the outputs. The next attempt takes the outputs from `kept` if this attempt is a
+retry by the engine (workflow/rules/common.smk sets PIPELINE_RETRY), or if it belongs to the first
+Snakemake call after a call that was killed. A job of DVC also uses `kept` if an edit has only
+changed how parameter values are written. A job that the user forces the engine to run does all its
+work again.
 """
 
 from __future__ import annotations
@@ -340,8 +341,8 @@ def _move(made: Path, target: Path) -> None:
 def _mark(current: Attempt, *, finished: bool) -> None:
     mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
     if CALL in os.environ:
-        # Only Snakemake's calls are noted: a job may end after its Snakemake was killed, and then
-        # no engine has a record that the job finished.
+        # The id of the Snakemake call is noted, because the job may end after Snakemake was killed;
+        # then Snakemake has no record that the job finished.
         mark["call"] = os.environ[CALL]
     files.write_json(current.folder / "attempt.json", mark)
 

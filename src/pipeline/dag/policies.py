@@ -46,7 +46,7 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
     states = load_checkpoint(path).get("behaviors")
     if not isinstance(states, dict):
         raise CheckpointError(
-            f"{path}: no stage has written this file; run the stage that makes it"
+            f"{path}: was not written by a stage of the pipeline; run the stage that makes it"
         )
     try:
         checkpoints = {name: files.named(folder, name, ".pt") for name in states}

@@ -150,7 +150,8 @@ def recorded(
     # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
-    # The status also stays FAILED after a SystemExit; MLflow by itself would leave the run RUNNING.
+    # The status also stays FAILED after a SystemExit; otherwise MLflow would show the run as
+    # RUNNING.
     status = "FAILED"
     try:
         yield tracking

@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The cells below `HEADER`."""
+        """The cells of the answer's row in the table with the header `HEADER`."""
         claim = self.claim
         spread = f"({ends(claim.interval)})" if claim.interval else f"+/- {claim.tolerance}"
         text = f"{claim.metric} of {claim.experiment}: {number(claim.value or 0)} {spread}"
@@ -76,8 +76,8 @@ def answers(root: Path, params: Params) -> list[Answer]:
 def _answer(root: Path, params: Params, name: str, claim: Claim, recorded: Lock) -> Answer:
     names = [one for one in (claim.experiment, claim.better_than) if one is not None]
     try:
-        # Each experiment is evaluated by itself, so that a claim does not depend on the other
-        # compared experiments.
+        # The scores of each experiment are computed without the other experiments, so that they do
+        # not depend on which other experiments params.yaml has.
         tasks = [_task(tasks_of(root, params, one), claim, name) for one in names]
         here, holds = _judged(claim, tasks)
     except NoValueError as reason:

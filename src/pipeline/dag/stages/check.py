@@ -145,7 +145,7 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and environment ids, and builds in a folder that has the project.
+    """Refuse unknown simulators and environment ids, and build folders that contain the project.
 
     Modules may be files in the folder of params.yaml.
 

@@ -135,7 +135,7 @@ def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> No
 def can_be_deterministic(policies: Mapping[str, OnnxPolicy]) -> bool:
     """Return whether all models have outputs for deterministic actions.
 
-    Models of the Unity package 1.x have none.
+    Models for the Unity package 1.x have no such outputs.
     """
     return all(policy.has_deterministic_actions for policy in policies.values())
 

@@ -81,7 +81,7 @@ def write_pages(
     parts = {
         name: (*experiment.stages, *(["video"] if experiment.filmed else []))
         for name, experiment in params.experiments.items()
-        if others is None  # links lead to the stages' folders next to the report's own
+        if others is None  # only the stage's report is in the folder that relative links need
     }
     texts = {
         "comparison.csv": tables.csv_text(tables.standing_records(tasks), tables.STANDING_COLUMNS),

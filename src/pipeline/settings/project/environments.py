@@ -315,7 +315,8 @@ class FetchSource(EnvironmentParams):
             raise ContradictionError(
                 "platform", "the keys of 'url' give the platforms already; remove it"
             )
-        # The path is joined to the unpacked folder, so it must not lead out of it.
+        # The path is joined to the folder of the unpacked archive, and must not lead out of that
+        # folder.
         inside = PurePosixPath(self.executable or "x")  # "x" stands for any valid name
         if inside.is_absolute() or ".." in inside.parts:
             text = f"must be a path inside the archive, got {self.executable!r}"
@@ -361,7 +362,7 @@ class UnitySource(EnvironmentParams):
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The folders of the project that a build depends on; Unity writes the others itself."""
+        """The project's folders on which a build depends; Unity writes all other folders itself."""
         return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
 
 

@@ -187,7 +187,8 @@ class ExperimentParams:
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
-        # A key without its stage is refused, too: the stage was probably forgotten.
+        # A stage without the key that it needs is refused, and so are demonstrations without the
+        # stage pretrain: the other one was probably forgotten.
         if "pretrain" in self.stages and self.demonstrations is None:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:

@@ -216,8 +216,8 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     n_stages = sum(map(len, table["runs"].values()))
     if n_stages > _MOST_STAGES:
         _log.warning(
-            "%s describes %d stages. DVC rewrites its lock file after each, which takes seconds "
-            "for more than %d: use Snakemake for a sweep of this size, or `dvc exp run --queue`.",
+            "%s describes %d stages. DVC rewrites its lock file after each stage, which takes "
+            "seconds with more than %d stages: use Snakemake, or `dvc exp run --queue`.",
             params.path,
             n_stages,
             _MOST_STAGES,
@@ -243,7 +243,8 @@ def check_settings(params: Params) -> None:
                 settings = params.run_settings(name)
                 refuse_undecided(settings)
                 _check_demonstrations(params, name, settings)
-    # This comes before the trials, which would repeat mistakes of their experiment.
+    # These mistakes are raised before trials are checked, because a trial would repeat the mistakes
+    # of its experiment.
     mistakes.refuse()
     for name, sweep in params.sweeps.items():
         with mistakes:

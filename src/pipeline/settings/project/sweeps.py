@@ -1,6 +1,6 @@
 """`sweeps.<name>`: trials of many configurations of an experiment, and a run of the best one.
 
-Each configuration is a *trial*, with names from `<sweep>/001`. Drawn values depend only on the
+Each configuration is a *trial*, named `<sweep>/001` and so on. Drawn values depend only on the
 sweep's settings: a longer random sweep begins with the trials of a shorter one, and a new parameter
 does not change the drawn values of other parameters. Optuna's proposals also depend on earlier
 trials.
