@@ -159,7 +159,7 @@ def test_git_status_shows_metrics_but_no_models(by_dvc: Path):
     assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in tracked)
 
 
-def test_second_run_of_either_engine_does_nothing_and_sync_works_in_both_directions(
+def test_second_run_of_either_engine_does_nothing_and_sync_makes_the_other_engine_agree(
     by_dvc: Path, by_snakemake: Path
 ):
     before = results(by_dvc)

@@ -1,7 +1,7 @@
 """The source files that each stage imports, found by its import statements.
 
-DVC and Snakemake cannot find these files, and lists written by hand would become outdated.
-Snakemake's rules call `watched`, and have the files that it returns as inputs. DVC cannot call a
+DVC and Snakemake cannot find these files, and lists written by hand would become outdated. The
+Snakefile calls `watched`, and its rules have the returned files as inputs. DVC cannot call a
 function, so each stage of DVC depends on a file in `workflow/code`, which `note` writes and the
 stage `check` updates. A stage's fingerprint has the files that `closure` returns for the stage.
 """

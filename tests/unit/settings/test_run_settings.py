@@ -596,12 +596,14 @@ PARAMETERS = st.builds(
         debug=st.booleans(),
     )
 )
-def test_written_settings_read_back_equal(settings: RunSettings) -> None:
+def test_settings_that_are_written_to_a_file_are_read_back_as_equal_settings(
+    settings: RunSettings,
+) -> None:
     reloaded = load(dump_yaml(to_mapping(settings)))
     assert reloaded == settings
 
 
-def test_written_configuration_has_mlagents_order_of_keys():
+def test_written_configuration_has_the_keys_in_the_order_of_mlagents():
     document = parse_yaml(EXAMPLE, source="config.yaml")
     before = to_plain(document)
     mapping = to_mapping(structure(document))

@@ -121,7 +121,7 @@ def test_section_whose_value_is_a_section_name_gets_the_settings_of_the_named_se
         ),
     ],
 )
-def test_mistake_in_a_flat_file_is_reported_with_keys_of_its_format(loaded, text, message):
+def test_error_about_a_flat_file_names_the_keys_of_the_flat_file(loaded, text, message):
     assert message in refusal(SettingsError, loaded, text)
 
 
@@ -146,7 +146,7 @@ def test_sac_keys_num_update_and_train_interval_become_steps_per_update(loaded, 
     hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
     assert hyperparameters.steps_per_update == 0.5
     assert hyperparameters.reward_signal_steps_per_update == 0.25
-    assert any("multiply it by the number of agents" in line for line in warnings(caplog))
+    assert any("multiply this by the number of agents" in line for line in warnings(caplog))
 
 
 def test_steps_per_update_in_a_flat_file_of_release_0_16_has_precedence_over_num_update(

@@ -307,7 +307,7 @@ def _put_updates(section: Section) -> None:
     # Old files gave the updates after a number of environment steps; the present key gives the
     # steps per update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
-    text = "train_interval / num_update; this counts agent steps, so multiply the value by the"
+    text = "train_interval / num_update; all agents' steps count now, so multiply this by the"
     for key, node in counters.items():
         section.put_ratio(node, ratio, "steps_per_update", old=key, text=f"{text} number of agents")
 
@@ -430,7 +430,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
             # This conversion is the same as for the policy's updates in `_put_updates`.
             ratio = float(steps / read(Positive, node, join(section.old, old)))
-            text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
+            text = "train_interval / reward_signal_num_update; multiply by the number of agents"
             section.put_ratio(node, ratio, key_of_today, old=old, text=text)
 
 
