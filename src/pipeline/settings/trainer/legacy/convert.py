@@ -338,7 +338,7 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
         text = "has no equivalent: the environment draws a value whenever it reads the parameter"
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
-        raise fail(document, below, "has no sampler; add a sampler, or leave this section out")
+        raise fail(document, below, "has no sampler; add a sampler, or leave this file or section out")
     return {
         name: _convert_sampler(node, name, join(below, name), changes)
         for name, node in entries.items()
