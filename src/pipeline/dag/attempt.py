@@ -133,7 +133,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
-        # Digests are computed before the work, so that they describe the result's inputs.
+        # Digests are computed before the work, because an input may be edited during the work.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time(), sum(os.times()[:4])

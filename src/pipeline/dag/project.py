@@ -56,7 +56,7 @@ def planned(root: Path) -> Params:
         PipelineError: params.yaml has a mistake, or has changed since `pipeline plan`.
     """
     params = load_params(root / "params.yaml")
-    # dvc.yaml reads the table of runs, so this table must fit params.yaml.
+    # A checkout, and a project with a dvc.yaml, have a table of runs, which must fit params.yaml.
     if code_of(root) == root or (root / "dvc.yaml").is_file():
         check_plan(params, root / RUNS_FILE)
     return params

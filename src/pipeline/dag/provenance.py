@@ -222,7 +222,8 @@ def _read(path: Path) -> dict[str, str]:
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}
     digest = files.sha256_of(path)
-    # The executable of a Unity build is the same for every game; only its data differ.
+    # The executable of a Unity build is the same for every game; only the files in the data folder
+    # differ.
     data = path.with_name(f"{path.stem}_Data")
     if data.is_dir():
         digest = files.fingerprint([digest, files.sha256_of(data)])

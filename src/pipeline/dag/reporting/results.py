@@ -207,7 +207,8 @@ def read_published(
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read as CSV ({error})") from error
-    # These keys are in comment lines and not in columns, because they hold for the whole file.
+    # `note` and `returns` are in comment lines and not in columns, because they hold for the whole
+    # file.
     pairs = (line.removeprefix("#").split(":", 1) for line in lines if re.match("#[^:]+:", line))
     about = {"returns": "training"} | {key.strip().lower(): text.strip() for key, text in pairs}
     if about["returns"] not in ("training", "evaluation"):

@@ -105,7 +105,7 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
         "If the bytes differ, `pipeline claims check` names the first cause."
     )
     rows, header = [answer.row for answer in found], claims.HEADER
-    texts = len(header)  # no column has only numbers
+    texts = len(header)  # every column has text, so no column is aligned as numbers
     return [
         render.Section(title="Claims", header=header, rows=rows, notes=[note], first_number=texts)
     ]

@@ -188,7 +188,7 @@ class ExperimentParams:
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
         # A stage without the key that it needs is refused, and so are demonstrations without the
-        # stage pretrain: the other one was probably forgotten.
+        # stage pretrain: the missing key or stage was probably forgotten.
         if "pretrain" in self.stages and self.demonstrations is None:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:

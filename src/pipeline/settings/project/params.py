@@ -103,12 +103,9 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return an experiment's overrides in canonical form: nested, with values as settings read.
-
-        For example, `1e-3` and `0.001` are the same value.
-        """
+        """Return an experiment's overrides as a nested map, with the values that settings have."""
         written = undotted(self.overrides(name), str(self.path))
-        # The values come from the resolved settings, which have numbers in place of their spelling.
+        # The values come from the resolved settings, in which `1e-3` and `0.001` are equal numbers.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:

@@ -162,7 +162,8 @@ def _add_runs(
             # stage.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # The digest is of the networks only, so that another learning rate causes no rerun.
+                # Only settings of networks are in the digest, so that another learning rate causes
+                # no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:

@@ -300,7 +300,7 @@ Schedule = Literal["linear", "constant"]
 # checkpoint.
 _DEFAULT_INTERVAL = 500000
 
-# Settings must not import torch, so a test compares this number with the network's.
+# Settings must not import torch, so a test compares this number with the number in the network.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
@@ -645,7 +645,7 @@ class BehavioralCloningSettings:
     steps: CountOrZero = 0
     """Agent steps over which the learning rate decreases to 0; 0 for a constant learning rate in
     the whole run."""
-    # Cloning has its own Adam, so this scales a learning rate and not a loss.
+    # Cloning has its own Adam, so `strength` scales a learning rate and not a loss.
     strength: NonNegative = 1.0
     """Learning rate of cloning, as a multiple of the policy's learning rate. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0

@@ -55,14 +55,15 @@ def kind_of(document: Node) -> Kind:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
-    # A present trainer file has samplers too, but its key `environment_parameters` was found above.
+    # A trainer file of the present format has samplers too, but was recognised above by its key
+    # `environment_parameters`.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
 
 def is_curriculum(node: Node) -> bool:
     """Return whether a node is a map with at least two keys of a curriculum."""
-    # Two keys are needed, because one alone may be the name of a parameter or a behavior.
+    # Two keys are needed, because one key alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
 
@@ -273,7 +274,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
             near = f" (there is {unknown[0]!r})" if unknown else ""
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
-    # This is checked here, because the present format also accepts the measure elo.
+    # The measure is checked here, because the present format also accepts the measure elo.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
@@ -330,7 +331,7 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
     `below` is the key path of the map.
     """
     entries = dict(entries_of(document, below))
-    # This key is in the same map as the samplers, but is not a sampler.
+    # The key `resampling-interval` is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))
@@ -338,7 +339,7 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
         text = "has no equivalent: the environment draws a value whenever it reads the parameter"
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
-        raise fail(document, below, "has no sampler; add a sampler, or leave this file or section out")
+        raise fail(document, below, "has no sampler; add one, or leave this file or section out")
     return {
         name: _convert_sampler(node, name, join(below, name), changes)
         for name, node in entries.items()

@@ -254,8 +254,8 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
-        # ML-Agents refused a section without these keys; the present defaults make it usable, with
-        # a note.
+        # ML-Agents refused a section without these keys; here the section gets the present
+        # defaults, with a note.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
@@ -304,8 +304,8 @@ def _put_updates(section: Section) -> None:
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
-    # Old files gave the updates after a number of environment steps; the present key gives the
-    # steps per update.
+    # Old files gave the number of updates after a number of environment steps; the present key
+    # gives the number of steps for each update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     text = "train_interval / num_update; all agents' steps count now, so multiply this by the"
     for key, node in counters.items():
