@@ -57,7 +57,7 @@ _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemak
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A stage of the DAG for one of its instances, with inputs and outputs.
+    """One instance of a stage of the DAG, with its inputs and outputs.
 
     Paths are relative to the project.
     """
@@ -171,8 +171,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     """Return the attempt, and prepare its scratch folder.
 
     The files in `run` are kept if an earlier attempt had the same fingerprint and did not finish.
-    If it finished, its outputs are used if the engine has lost them, or if DVC runs the job only
-    because parameter values are now written differently.
+    The outputs of an earlier attempt that did finish are used if the engine has lost the outputs,
+    or if DVC runs the job only because parameter values are now written differently.
     """
     src = sources.src_of(code_of(root))
     # Only sources that the stage imports count: an edit of other code must not discard the stage's

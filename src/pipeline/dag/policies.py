@@ -28,7 +28,7 @@ def join(
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Return the `history` that `join` wrote into a file; [] for a file of an earlier version."""
+    """Return the `history` that `join` wrote into a file; [] for files of earlier versions."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))

@@ -65,8 +65,8 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
 
     `short` is for work that does little more than import: garbage collections are made rare,
     because repeated scans of imported objects take a fifth of the time of a stage that imports
-    PyTorch and MLflow. Training does not use it, because a cycle of a few objects may keep large
-    arrays.
+    PyTorch and MLflow. Training does not set `short`, because a reference cycle of a few objects
+    may keep large arrays.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]

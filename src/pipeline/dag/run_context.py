@@ -80,7 +80,7 @@ def main(
     short: bool = False,
     has_runtime: bool = True,
 ) -> int:
-    """Run a stage of an experiment and seed with command-line arguments; see `process.run`.
+    """Run a stage for the experiment and seed in command-line arguments; see `process.run`.
 
     `has_runtime`: whether the stage's result depends on the section `runtime`.
     """

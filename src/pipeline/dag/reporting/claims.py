@@ -31,8 +31,8 @@ SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
 _FORMAT = "shared, format 1"
 _FILES = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json", "episodes.csv")}
-"""The files of a run, by stage, that have its numbers. A digest of the policy in these files makes
-a check of the policy itself unnecessary."""
+"""The result files of a run that contain its scores and curves, by stage. A digest of the policy in
+these files makes a check of the policy itself unnecessary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ def shortened(value: float) -> float:
 
 
 def digests(root: Path, params: Params, name: str, seed: int) -> dict[str, str]:
-    """Return the SHA-256 of each file with numbers of a run, by the file's path in the project."""
+    """Return the SHA-256 of each file of a run that `_FILES` lists, by its path in the project."""
     paths = [
         Path("results", stage, name, f"seed{seed}", file)
         for stage in params.experiments[name].stages

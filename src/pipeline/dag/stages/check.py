@@ -72,7 +72,7 @@ def check_params(params: Params) -> None:
 def refuse_linked_results(root: Path) -> None:
     """Refuse folders of results that are links out of the project.
 
-    DVC would run the stage to its end, and then refuse its results. Snakemake accepts them.
+    DVC would run the stage to its end, and then refuse its results. Snakemake accepts such links.
 
     Raises:
         StageError: A folder of results is such a link.

@@ -192,7 +192,7 @@ def play(
 
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return statistics of each behavior's episodes; its teams are counted together."""
+    """Return statistics of each behavior's episodes, over the episodes of all its teams."""
     from pipeline.evaluation.statistics import summarize
 
     by_behavior: dict[str, list[Episode]] = {}

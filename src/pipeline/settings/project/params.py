@@ -103,7 +103,7 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return an experiment's overrides as a nested map, with the values that settings have."""
+        """Return an experiment's overrides as a nested map of values in the resolved settings."""
         written = undotted(self.overrides(name), str(self.path))
         # The values come from the resolved settings, in which `1e-3` and `0.001` are equal numbers.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
@@ -239,7 +239,7 @@ class Params:
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:
-    """Read `params.yaml`; check all names in it, and that the entries which they name exist."""
+    """Read `params.yaml`; refuse invalid names, and references to entries that do not exist."""
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")

@@ -225,8 +225,8 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
         )
     for line, at, first in shared_maps(params.path):
         _log.warning(
-            "%s:%d: %s is the map of %s, by an alias, so `dvc exp run -S` on one changes both; "
-            "write the map out where they may differ.",
+            "%s:%d: %s is an alias of the map %s, so `dvc exp run -S` changes both maps; write "
+            "the map out where they may differ.",
             params.path, line, at, first,
         )  # fmt: skip
     write_whole(path, _text_of(table))

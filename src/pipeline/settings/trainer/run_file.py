@@ -270,14 +270,14 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, without settings, without behaviors, or with too many."""
+    """Refuse a file of another kind, without settings, without behaviors, or with over 1,024."""
     entries = entries_of(document, "")
     # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
         raise fail(document, "", "has no settings; leave the file out to train with the defaults")
     behaviors = entries.get("behaviors")
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
-        text = "lists no behavior, and there are no default_settings; nothing could be trained"
+        text = "lists no behavior; add a behavior, or add default_settings for all behaviors"
         raise fail(behaviors, "behaviors", text)
     # An environment has at most 1,024 behaviors, and reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:

@@ -326,10 +326,7 @@ def _numbers(node: Node, at: str) -> list[Node]:
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the samplers in a map.
-
-    `below` is the key path of the map.
-    """
+    """Return `environment_parameters` with the samplers of a map; `below` is the map's key path."""
     entries = dict(entries_of(document, below))
     # The key `resampling-interval` is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)

@@ -196,7 +196,7 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set the hyperparameter `key`, the agent steps per update, which old files lack."""
+        """Set the hyperparameter `key`: agent steps per update, in place of a count of updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
@@ -574,8 +574,9 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Return whether a section has a trainer of imitation but no demonstration, and record it.
+        """Return whether a section has an imitation trainer but no demonstration.
 
+        Such a section is recorded in `refused` and in `changes`, unless it is the default section.
         Refuses a section with a missing or unknown trainer.
         """
         old = join(self.below, name)
