@@ -235,7 +235,8 @@ def stop_with_parent() -> None:
             "if the engine is killed, this stage goes on: prctl failed with errno %s",
             ctypes.get_errno(),
         )
-    # The parent may have ended before prctl was called, and then no signal will come.
+    # The parent may have ended before prctl was called, or even before `_PARENT` was read; then no
+    # signal will come.
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")

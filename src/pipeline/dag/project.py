@@ -44,7 +44,7 @@ def code_of(root: Path) -> Path:
 
 
 def pinned(root: Path) -> Path:
-    """Return the path of the project's constraints.txt, relative to `root`, or of the package's."""
+    """Return the path of constraints.txt in the project, relative to `root`, or in the package."""
     constraints = Path("constraints.txt")
     return constraints if (root / constraints).is_file() else checkout() / constraints
 

@@ -1,4 +1,4 @@
-"""The setting `steps_per_update: auto`: updates fill the time of waiting for the environments."""
+"""`steps_per_update: auto`: updates fill the time in which the trainer waits for environments."""
 
 from __future__ import annotations
 

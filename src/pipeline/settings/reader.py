@@ -75,7 +75,7 @@ Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 """A whole number of at least 0."""
 CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
-"""A whole number of at least 0, or -1, which means that there is no limit, or no number."""
+"""A whole number of at least 0, or -1, which stands for no limit or for a number not given."""
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 """A number in [0, 1]."""
 NonNegative = Annotated[float, Bounds(at_least=0)]

@@ -322,7 +322,7 @@ class _Builder:
             written = None if node.style else node.value
             return Node(_scalar(node), self._source, line, written)
         if id(node) in self._open:
-            raise _error(node, "an alias inside of its own anchor")
+            raise _error(node, "an alias stands for a value that contains the alias")
         # Only ancestors are recorded, because siblings may use the same anchor.
         self._open.add(id(node))
         if isinstance(node, yaml.SequenceNode):

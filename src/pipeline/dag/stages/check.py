@@ -3,8 +3,8 @@
 DVC deletes a stage's results before it runs the stage again. If the stage then refused its
 parameters, the results would be lost, so this first stage checks the parameters of all stages.
 
-It also records the digests of the source files that each other stage imports. DVC's stages depend
-on these records, which change only if a source file has changed.
+The stage also records the digests of the source files that each other stage imports. DVC's stages
+depend on these records, which change only if a source file has changed.
 """
 
 from __future__ import annotations

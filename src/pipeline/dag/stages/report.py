@@ -129,7 +129,10 @@ def inputs(params: Params) -> tuple[Path, ...]:
 
 
 def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return name and description of each experiment: its trainer, steps, seeds and differences."""
+    """Return the name and a description of each experiment.
+
+    The description has trainer, steps, seeds, and the differences from the first experiment.
+    """
     from pipeline.evaluation import tables
 
     ours = [standing for standing in task.standings if standing.experiment not in others]

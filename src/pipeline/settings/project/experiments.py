@@ -154,8 +154,8 @@ class ExperimentParams:
     """Number of processes that train one run together, each with its own environments; a change
     reruns the stage train."""
     exact: Literal["preferred", "required"] = "preferred"
-    """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
-    Does not affect the result."""
+    """`required`: interrupted training that cannot be resumed exactly restarts from the beginning;
+    `preferred`: such training is resumed. The key has no effect on uninterrupted training."""
     resources: ResourceParams = field(default_factory=ResourceParams)
     """Resource limits of the experiment's jobs."""
     base: str | None = field(default=None, metadata={"internal": True})

@@ -1,6 +1,6 @@
 """`workflow/runs.yaml`: the table of runs that `dvc.yaml` expands.
 
-DVC can neither nest interpolation nor combine each experiment with its own seeds, so this module
+DVC can neither nest interpolations nor combine each experiment with its own seeds, so this module
 computes the table, from `params.yaml` and, for pretraining, the networks in the trainer files.
 Snakemake uses the same table.
 """

@@ -1,7 +1,7 @@
 """The settings of the present configuration format, as frozen dataclasses.
 
 Networks, demonstrations and reward signals come first, then the hyperparameters and the settings of
-a behavior, then what the environment is sent, and last the whole file.
+a behavior, then the parameters that environments get, and last the sections of the whole file.
 """
 
 import itertools
@@ -691,8 +691,8 @@ class TrainerSettings:
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
-    """Whether environments step while the networks learn; the policy from before the update decides
-    these steps. Runs with `threaded` still repeat exactly."""
+    """Whether environments step while the networks learn; the actions in these steps come from the
+    policy before the update. Runs with `threaded` still repeat exactly."""
     self_play: SelfPlaySettings | None = None
     """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
