@@ -117,7 +117,7 @@ def copied(by_dvc: Path, tmp_path: Path) -> Path:
     return shutil.copytree(by_dvc, tmp_path / "project", symlinks=True)
 
 
-def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since(
+def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since_the_training(
     by_dvc: Path, copied: Path
 ):
     provenance = provenance_of(by_dvc, "cloned")

@@ -73,7 +73,9 @@ def test_grid_sweep_has_every_combination_once(folder: Path):
     }
 
 
-def test_list_sweep_has_one_trial_for_each_configuration_and_refuses_repeated_best_seeds() -> None:
+def test_list_sweep_has_one_trial_per_configuration_and_refuses_repeated_seeds_for_the_best() -> (
+    None
+):
     changes = ({"a.b": 1}, {"a.c": 2})
     common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
     assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
@@ -176,7 +178,7 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_sweep_with_parallel_2_proposes_each_trial_from_results_up_to_two_trials_earlier(
+def test_sweep_with_parallel_2_proposes_a_trial_after_the_result_of_the_trial_two_before(
     folder: Path,
 ):
     sweep = adaptive(folder)

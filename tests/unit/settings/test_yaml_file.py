@@ -81,7 +81,7 @@ def test_yaml_file_without_content_is_read_as_an_empty_map(text: str, tmp_path: 
     assert to_plain(read_yaml(file)) == {}
 
 
-def test_anchors_and_merge_keys_are_expanded() -> None:
+def test_yaml_anchors_and_merge_keys_are_expanded() -> None:
     text = """
 base: &base {a: 1, b: 2}
 more: &more {b: 3, c: 4}
@@ -155,7 +155,7 @@ def test_yaml_bomb_and_deep_nesting_are_refused():
         assert said in refusal(SettingsError, parse_yaml, text, source="x.yaml")
 
 
-def test_missing_file_is_reported_with_its_absolute_path(tmp_path: Path) -> None:
+def test_missing_settings_file_is_reported_with_its_absolute_path(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     remedy = "`pipeline init DIR` writes a project with one."
     message = f"Config file could not be found at {path}. {remedy}"

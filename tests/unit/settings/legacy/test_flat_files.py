@@ -189,7 +189,7 @@ def test_gail_signal_without_encoding_size_keeps_the_old_default_of_64_hidden_un
     )
 
 
-def test_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
+def test_old_file_with_a_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
     text = PPO.replace("learning_rate_schedule: linear", "learning_rate_schedule: constant")
     hyperparameters = loaded(text).default_settings.hyperparameters
     assert hyperparameters.learning_rate_schedule == "constant"
@@ -238,7 +238,9 @@ def test_repeated_yaml_merge_keys_of_an_old_file_merge_both_maps(loaded):
     assert loaded(text) == loaded(EARLY)
 
 
-def test_unknown_key_is_warned_about_with_line_and_similar_key(loaded, caplog):
+def test_warning_about_an_unknown_key_of_an_old_file_names_the_line_and_a_similar_key(
+    loaded, caplog
+):
     loaded(PPO + "Agent:\n  bufer_size: 5\n")
     (line,) = warnings(caplog)
     assert (
@@ -248,7 +250,7 @@ def test_unknown_key_is_warned_about_with_line_and_similar_key(loaded, caplog):
     assert "did you mean 'buffer_size'?" in line
 
 
-def test_missing_required_keys_are_warned_about_and_get_present_defaults(loaded, caplog):
+def test_missing_keys_that_old_releases_required_get_present_defaults_and_a_warning(loaded, caplog):
     settings = loaded("Agent: {trainer: ppo, batch_size: 20, hidden_units: 7, max_steps: 5}\n")
     assert settings.behaviors["Agent"].hyperparameters == PPOSettings(batch_size=20)
     (line,) = warnings(caplog)
