@@ -430,7 +430,7 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
             continue
         if file.suffix != ".json":
             raise SettingsError(
-                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this one."
+                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this file."
             )
         curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
