@@ -430,7 +430,8 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
             continue
         if file.suffix != ".json":
             raise SettingsError(
-                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this file."
+                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this "
+                "file elsewhere."
             )
         curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
