@@ -48,7 +48,7 @@ class State:
     pending: tuple[str, ...]
     """Jobs that the engine would run."""
     unrecorded: tuple[str, ...] = ()
-    """Jobs with results of which the engine has no record."""
+    """Jobs with results that the engine has no record of."""
     changed: tuple[str, ...] = ()
     """Files that have changed since results were made from them, as far as the engine reports."""
 

@@ -67,7 +67,7 @@ _PYTHON = "tag:yaml.org,2002:python"
 _BEHAVIORS = f"{_PYTHON}/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 """ML-Agents 0.2x writes `behaviors` as an object of this class, with the map under `dictitems`."""
 _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
-"""Tag of the class that ML-Agents writes as an argument of this object; arguments are not read."""
+"""Tag of the class in the arguments of the object `_BEHAVIORS`; the arguments are not read."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -161,8 +161,8 @@ class PettingzooSource(BridgeSource):
     """`none`, `index` (a team for each agent), or a map from agents' names to team numbers from
     0."""
     groups: Literal["none", "all", "behavior"] = "none"
-    """Which agents of an environment are in the same group and share its reward: none, all, or all
-    of a behavior."""
+    """Which agents of an environment are in one group and share the group's reward: none, all, or
+    all agents of a behavior."""
 
     def __post_init__(self) -> None:
         # super() would fail in a class that `slots=True` has replaced by a copy.

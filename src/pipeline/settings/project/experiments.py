@@ -48,8 +48,8 @@ class RuntimeParams:
     """Device of the networks: `cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
     """`machine`: runs repeat bit for bit on one processor model. `portable`: runs repeat bit for
-    bit on every x86-64 CPU with AVX; they are slower, and need the device cpu. This does not
-    include the stage evaluate, because ONNX Runtime chooses its kernels itself."""
+    bit on every x86-64 CPU with AVX; they are slower, and need the device cpu. The stage evaluate
+    does not become portable, because ONNX Runtime chooses its kernels itself."""
 
     def __post_init__(self) -> None:
         # The variables of `machine.PORTABLE` choose kernels of CPUs only.
@@ -71,7 +71,7 @@ class DemonstrationParams:
     seed: CountOrZero | None = None
     """Seed of the environment and the policy; required if `file` is not given."""
     file: str | None = None
-    """An existing `.demo` file, for example recorded in Unity, in place of a recording."""
+    """An existing `.demo` file, for example from Unity, which is used in place of a recording."""
 
     def __post_init__(self) -> None:
         for key in ("environment", "episodes", "seed"):
@@ -126,7 +126,7 @@ class ResourceParams:
     """Time limit of the stage train in minutes."""
     gpus: CountOrZero = 0
     """Number of GPUs of the stage pretrain, and of each learner of the stage train;
-    `runtime.device` decides whether they are used."""
+    `runtime.device` decides whether the GPUs are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -133,7 +133,7 @@ class BestParams:
     """`sweeps.<name>.best`: the best configuration, run as the experiment `<name>_best`."""
 
     seeds: tuple[CountOrZero, ...]
-    """Seeds that the sweep does not use, since the best of many trials is partly luck."""
+    """Seeds that the sweep does not use, because the best score of many trials is partly luck."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +151,7 @@ class SweepParams:
     """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
     """For random and optuna: number of configurations. A sweep with more configurations begins with
-    the trials of a sweep with fewer."""
+    the trials of a sweep with fewer configurations."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None

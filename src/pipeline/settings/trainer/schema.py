@@ -685,9 +685,9 @@ class TrainerSettings:
     max_steps: Count = 500000
     """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Maximum number of steps of an agent's trajectory; a longer one is cut, and its return is
-    completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64 with
-    sac and xqc."""
+    """Maximum number of steps of an agent's trajectory; a longer trajectory is cut, and its return
+    is completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64
+    with sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
@@ -1022,8 +1022,8 @@ class CompletionCriteria:
     min_lesson_length: CountOrZero = 0
     """Minimum number of episodes before the lesson can end."""
     signal_smoothing: bool = True
-    """For the measure `reward`: whether a new mean return is averaged with its last smoothed value:
-    0.75 x new + 0.25 x last."""
+    """For the measure `reward`: whether mean returns are smoothed: 0.75 x the new mean return + 0.25
+    x the last smoothed value."""
     threshold: float = 0.0
     """The lesson ends when the measure exceeds this number; in [0, 1] for progress."""
     require_reset: bool = False
@@ -1187,16 +1187,16 @@ class TorchSettings:
     # The device is a plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
     """Device of the networks: `cpu`, `cuda`, `cuda:0`, ... Null: the device on which decisions and
-    minibatches of the run's own shapes take the least time; it is measured at the start of a
-    behavior, and kept when the run is resumed. With several learners null means cuda if there is a
-    GPU."""
+    minibatches of the run's own shapes take the least time; the times are measured at the start of
+    a behavior, and the device is kept when the run is resumed. With several learners null means
+    cuda if there is a GPU."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
     threads: Count | None = None
     """Number of torch's threads. Null: 1, 2, 4, ... threads are timed at the start of a run, up to
-    the number of cores that the environments leave free; the least number that is at most 5 %
-    slower than the fastest one is used, and is kept when the run is resumed. The number affects how
-    sums are rounded: give a number for a run that others repeat."""
+    the number of cores that the environments leave free; the smallest number that takes at most 5 %
+    more time than the fastest number is used, and is kept when the run is resumed. The number
+    affects how sums are rounded: give a number for a run that others repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

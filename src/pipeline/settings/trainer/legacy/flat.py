@@ -151,7 +151,7 @@ class Section:
     """A section under conversion: its remaining keys, and the behavior built from them."""
 
     entries: dict[str, Node]
-    """The section's keys merged over the default section's."""
+    """The section's keys, merged over the keys of the default section."""
     node: Node
     """The section itself, which has the line for messages."""
     old: str
@@ -463,7 +463,7 @@ class FlatFile:
     """The sections of a flat file, and their conversion."""
 
     sections: dict[str, Node]
-    """Sections by name, including `default`: maps, or the name of another section."""
+    """Sections by name, including `default`; each is a map, or the name of another section."""
     below: str
     """Key path of the sections: empty, or `behaviors`."""
     changes: Changes
