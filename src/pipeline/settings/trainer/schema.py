@@ -623,8 +623,8 @@ class SelfPlaySettings:
     500000."""
     # The default is that of ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
-    """Number of steps after which an opponent changes to another snapshot. Typical: 2000 to 100000.
-    """
+    """Number of the opponents' decisions after which opponents are drawn again. Typical: 2000 to
+    100000."""
     # Opponents are not only the newest snapshot, so that the policy does not forget old opponents.
     window: Count = 10
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
@@ -1022,8 +1022,8 @@ class CompletionCriteria:
     min_lesson_length: CountOrZero = 0
     """Minimum number of episodes before the lesson can end."""
     signal_smoothing: bool = True
-    """For the measure `reward`: whether mean returns are smoothed: 0.75 x the new mean return + 0.25
-    x the last smoothed value."""
+    """For the measure `reward`: whether mean returns are smoothed: 0.75 x new mean return + 0.25 x
+    last smoothed value."""
     threshold: float = 0.0
     """The lesson ends when the measure exceeds this number; in [0, 1] for progress."""
     require_reset: bool = False
