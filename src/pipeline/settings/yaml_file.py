@@ -114,7 +114,7 @@ def _behaviors(written: yaml.Node) -> yaml.Node:
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
-        raise _error(written, "an object of ML-Agents has only 'args' and 'dictitems'")
+        raise _error(written, "an object of ML-Agents may have only the keys args and dictitems")
     nothing = yaml.MappingNode("tag:yaml.org,2002:map", [], written.start_mark)
     behaviors: yaml.Node = parts.get("dictitems", nothing)
     return behaviors

@@ -130,7 +130,10 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
     if claim.better_than is not None:
         # Returns of different environments or behaviors have different units.
         if tasks[0].name != tasks[1].name:
-            raise NoValueError(f"{claim.experiment} and {claim.better_than} have different tasks")
+            raise NoValueError(
+                f"{claim.experiment} and {claim.better_than} have different environments or "
+                "behaviors, so their scores cannot be compared"
+            )
         share = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
         n_seeds = f"{len(one.seeds)} and {len(other.seeds)} seeds"
         return f"{number(share)}, {n_seeds}", share >= (claim.probability or 0.0)

@@ -185,8 +185,8 @@ class SweepParams:
         if repeated := sorted(set(self.best.seeds) & set(self.seeds)):
             raise ContradictionError(
                 "best",
-                f"seeds has {repeated}, with which the best configuration was chosen, so it would "
-                f"look too good with them; take seeds that are not among {list(self.seeds)}",
+                f"seeds has {repeated}, with which the best configuration was chosen, so its score "
+                f"would look too good; take seeds that are not among {list(self.seeds)}",
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
