@@ -297,7 +297,7 @@ def dump_yaml(value: Any) -> str:
         Dumper=_Dumper,
         # Keys keep the order that they have in `value`.
         sort_keys=False,
-        # Names in other scripts are written as they are, so that they stay readable.
+        # Names in other alphabets are written without escapes, so that they stay readable.
         allow_unicode=True,
         default_flow_style=False,
         width=100,
