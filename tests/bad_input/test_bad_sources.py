@@ -116,4 +116,4 @@ def test_env_stage_refuses_a_missing_build_or_incomplete_unity_project(project):
     assert error == "x: does not exist; a build is expected here; correct `path` in params.yaml"
     (folder / "Assets").mkdir()
     error = stage(project, "source: unity, project: .").error
-    assert error.startswith("./Packages: does not exist; every Unity project has it; correct `pr")
+    assert error.startswith("./Packages: does not exist; a Unity project has this folder; correct ")

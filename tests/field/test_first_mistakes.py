@@ -79,11 +79,11 @@ LATE = {
     "summary_freq": ({"summary_freq": 1001}, "no summary and no learning curve is written"),
     "checkpoint_interval": (
         {"checkpoint_interval": 1001},
-        "only the end of the run leaves a checkpoint",
+        "the run saves a checkpoint only at its end",
     ),
     "self_play.save_steps": (
         {"self_play": {"save_steps": 1001, "team_change": 1000}},
-        "opponents play the policy of the start or the newest",
+        "opponents play only the initial policy or the newest policy",
     ),
     "self_play.team_change": (
         {"self_play": {"save_steps": 1000, "team_change": 1001}},

@@ -43,7 +43,9 @@ ANSWERS, FAILS = "exit 0", "echo 'Unable to contact slurm controller' >&2; exit 
 
 
 @pytest.mark.slow
-def test_earlier_results_are_kept_if_slurm_accepts_no_job(project: Path, tmp_path: Path):
+def test_earlier_results_are_kept_if_slurm_commands_are_missing_or_do_not_answer(
+    project: Path, tmp_path: Path
+):
     set_params(project, PARAMS)
     built, commands = project / "build/env/collector", tmp_path / "commands"
     plugin = tmp_path / "snakemake_executor_plugin_slurm/__init__.py"

@@ -23,7 +23,9 @@ def test_cluster_jobs_that_are_killed_or_signalled_resume_and_finish(tmp_path: P
     assert all(len(stopped) == 1 for stopped in results["how"].values())
 
 
-def test_lost_cluster_job_is_not_trained_again_if_its_stage_had_finished(tmp_path: Path) -> None:
+def test_training_of_a_lost_cluster_job_is_not_repeated_if_the_training_had_finished(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
     root = worktrees.copy_project(tmp_path / "project", cluster_jobs.PARAMS.replace("SEEDS", "[1]"))
     submit = root / "workflow/cluster/submit.sh"

@@ -105,7 +105,9 @@ def test_files_that_the_snakemake_catalog_requires_exist():
 
 
 @pytest.mark.slow
-def test_workflow_as_a_module_writes_only_into_the_project_that_uses_it(elsewhere: Path):
+def test_workflow_used_as_a_snakemake_module_writes_only_into_the_project_that_uses_it(
+    elsewhere: Path,
+):
     (elsewhere / "Snakefile").write_text(SNAKEFILE)
     command = (*COMMAND, "Snakefile", "build/env/grid_world")
     run(elsewhere, *command)

@@ -172,7 +172,7 @@ def test_sync_makes_the_other_engine_accept_the_results_and_later_changes_are_st
 RUN_BY_DVC = ("python", "-m", "pipeline.cli.main", "run", "ball", "--engine", "dvc")
 
 
-def test_pipeline_run_makes_dvc_accept_results_of_snakemake_and_refuses_a_second_run(tmp_path):
+def test_pipeline_run_makes_dvc_accept_results_of_snakemake_and_refuses_a_parallel_run(tmp_path):
     """Earlier, DVC made all results again, and a second run failed because of DVC's lock."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()

@@ -61,7 +61,7 @@ def test_every_section_of_params_yaml_becomes_a_stage(names: str, described: Des
     assert set(names.split()) <= described.dvc.keys()
 
 
-def test_pipeline_run_counts_the_same_stages_as_dvc_runs(described: Described):
+def test_pipeline_run_counts_the_stages_that_dvc_runs(described: Described):
     before = {name: needed - {CHECK} for name, needed in dvc_before(described.root).items()}
     assert counted_before(described.root) | {CHECK: set()} == before
 

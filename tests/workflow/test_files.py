@@ -46,7 +46,7 @@ def test_snakemake_and_stages_refuse_a_plan_that_is_out_of_date(project: Path):
         )
 
 
-def test_stage_names_the_missing_parameter_or_the_missing_input(project: Path):
+def test_error_of_a_stage_names_the_missing_parameter_or_the_missing_input(project: Path):
     for command, message in (
         ("env.py nowhere", "error: params.yaml has no environments.nowhere"),
         ("train.py grid_world_ppo --seed 77", "experiments.grid_world_ppo.seeds"),

@@ -107,7 +107,9 @@ def scripts() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "script"), scripts(), ids=lambda value: value[:30].split("\n")[0])
-def test_cloud_and_ci_example_scripts_parse_and_call_existing_commands(name: str, script: str):
+def test_cloud_and_ci_example_scripts_are_valid_bash_and_call_existing_commands(
+    name: str, script: str
+):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)  # noqa: S607
     from pipeline.cli.main import COMMANDS
 

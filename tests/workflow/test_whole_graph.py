@@ -117,7 +117,7 @@ def copied(by_dvc: Path, tmp_path: Path) -> Path:
     return shutil.copytree(by_dvc, tmp_path / "project", symlinks=True)
 
 
-def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since(
+def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since_the_training(
     by_dvc: Path, copied: Path
 ):
     provenance = provenance_of(by_dvc, "cloned")
@@ -159,7 +159,7 @@ def test_git_status_shows_metrics_but_no_models(by_dvc: Path):
     assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in tracked)
 
 
-def test_second_run_of_either_engine_does_nothing_and_sync_works_in_both_directions(
+def test_second_run_of_either_engine_does_nothing_and_sync_makes_the_other_engine_agree(
     by_dvc: Path, by_snakemake: Path
 ):
     before = results(by_dvc)

@@ -45,9 +45,7 @@ def nothing_is_left(folder) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_environment_restarts_and_too_many_restarts_end_the_run_after_it_saves(
-    learn, tmp_path
-):
+def test_killed_environment_restarts_and_too_many_restarts_save_and_end_the_run(learn, tmp_path):
     learning = learn([r"Step: 3000\.", r"Step: 5000\."])
     assert learning.end() == 2, learning.told
     (restart,) = [line for line in learning.told.splitlines() if "Restarting worker" in line]

@@ -12,10 +12,11 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     kept/          a copy of a finished attempt's outputs, for stages that take long
 
 If a job is killed after its stage has succeeded and before the engine has recorded the job, the
-engine deletes the outputs. The next attempt then takes them from `kept` if it is a retry by the
-engine (workflow/rules/common.smk sets PIPELINE_RETRY), or if it belongs to the first Snakemake call
-after a call that was killed. A job of DVC also uses `kept` if an edit has only changed how
-parameter values are written. A job that the user forces the engine to run does all its work again.
+engine deletes the outputs. The next attempt takes the outputs from `kept` if this attempt is a
+retry by the engine (workflow/rules/common.smk sets PIPELINE_RETRY), or if it belongs to the first
+Snakemake call after a call that was killed. A job of DVC also uses `kept` if an edit has only
+changed how parameter values are written. A job that the user forces the engine to run does all its
+work again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemak
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A stage of the DAG for one of its instances, with inputs and outputs.
+    """One instance of a stage of the DAG, with its inputs and outputs.
 
     Paths are relative to the project.
     """
@@ -132,7 +133,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
-        # Digests are computed before the work, so that they describe the result's inputs.
+        # Digests are computed before the work, because an input may be edited during the work.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time(), sum(os.times()[:4])
@@ -170,8 +171,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     """Return the attempt, and prepare its scratch folder.
 
     The files in `run` are kept if an earlier attempt had the same fingerprint and did not finish.
-    If it finished, its outputs are used if the engine has lost them, or if DVC runs the job only
-    because parameter values are now written differently.
+    The outputs of an earlier attempt that did finish are used if the engine has lost the outputs,
+    or if DVC runs the job only because parameter values are now written differently.
     """
     src = sources.src_of(code_of(root))
     # Only sources that the stage imports count: an edit of other code must not discard the stage's
@@ -340,8 +341,8 @@ def _move(made: Path, target: Path) -> None:
 def _mark(current: Attempt, *, finished: bool) -> None:
     mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
     if CALL in os.environ:
-        # Only Snakemake's calls are noted: a job may end after its Snakemake was killed, and then
-        # no engine has a record that the job finished.
+        # The id of the Snakemake call is noted, because the job may end after Snakemake was killed;
+        # then Snakemake has no record that the job finished.
         mark["call"] = os.environ[CALL]
     files.write_json(current.folder / "attempt.json", mark)
 

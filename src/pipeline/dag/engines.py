@@ -37,7 +37,7 @@ _LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
 """Pattern of the lines about Snakemake's version and configuration at the start of its log."""
 # The part of a job's reason in Snakemake's dry run that names its changed input files.
 _UPDATED = re.compile(r"Updated input files: ([^;\n]+)")
-# A stage's name in dvc.lock is indented by two spaces, and its content by more.
+# A stage's name in dvc.lock is indented by two spaces, and the stage's content by more spaces.
 _STAGE = re.compile(r"^  \S", re.MULTILINE)
 
 
@@ -48,7 +48,7 @@ class State:
     pending: tuple[str, ...]
     """Jobs that the engine would run."""
     unrecorded: tuple[str, ...] = ()
-    """Jobs with results of which the engine has no record."""
+    """Jobs with results that the engine has no record of."""
     changed: tuple[str, ...] = ()
     """Files that have changed since results were made from them, as far as the engine reports."""
 
@@ -76,7 +76,8 @@ def dvc_state(root: Path) -> State:
         # Files that are `new` or `deleted` are left out, because their content has not changed.
         changed = {name for names in deps for name, how in names.items() if how == "modified"}
         if edited := _edited_sources(root):
-            # The edited files replace their two folders, on which the stage `check` depends.
+            # The edited files are listed in place of the two folders on which the stage `check`
+            # depends.
             changed = {*changed, *edited} - {"src/pipeline", "workflow/scripts"}
         return State(pending=tuple(stages), changed=tuple(sorted(changed)))
     except ValueError:
@@ -266,7 +267,8 @@ def accept_in_snakemake(root: Path) -> None:
 
 def environment() -> dict[str, str]:
     """Return the variables for starting an engine: the folder of this Python is first in PATH."""
-    # Stages call `python`, which must be this Python even if its environment is not activated.
+    # Stages call `python`, which must be this Python even if the virtual environment of this Python
+    # is not activated.
     bin_folder = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
     return {**os.environ, "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", "")))}
 

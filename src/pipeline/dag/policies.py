@@ -28,7 +28,7 @@ def join(
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Return the `history` that `join` wrote into a file; [] for a file of an earlier version."""
+    """Return the `history` that `join` wrote into a file; [] for files of earlier versions."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))
@@ -46,7 +46,7 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
     states = load_checkpoint(path).get("behaviors")
     if not isinstance(states, dict):
         raise CheckpointError(
-            f"{path}: no stage has written this file; run the stage that makes it"
+            f"{path}: was not written by a stage of the pipeline; run the stage that makes it"
         )
     try:
         checkpoints = {name: files.named(folder, name, ".pt") for name in states}

@@ -26,18 +26,18 @@ from pipeline.errors import (
 
 _log = logging.getLogger(__name__)
 
-# Number of this option in linux/prctl.h; Python has no constant for it.
+# Number of prctl's option PR_SET_PDEATHSIG in linux/prctl.h; Python has no constant for it.
 _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-_HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
+_HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have this function
 # Shells report 128 plus the number of a signal that ended a process; SIGUSR1 is 10 on Linux.
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """Thresholds of `gc.set_threshold` for rare collections."""
-# Seconds after which the exception of a signal is raised again, until it is handled.
+# Seconds between two attempts to raise `Stopped`, which is raised again until it is handled.
 _AGAIN_S = 0.1
 _GRACE_S = 0.5
 """Seconds to wait for a signal after an environment has ended: a signal to a whole process group
@@ -65,8 +65,8 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
 
     `short` is for work that does little more than import: garbage collections are made rare,
     because repeated scans of imported objects take a fifth of the time of a stage that imports
-    PyTorch and MLflow. Training does not use it, because a cycle of a few objects may keep large
-    arrays.
+    PyTorch and MLflow. Training does not set `short`, because a reference cycle of a few objects
+    may keep large arrays.
     """
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
     _short[:] = [short]
@@ -101,7 +101,7 @@ def leave(code: int) -> NoReturn:
     if any(_short):
         gc.freeze()  # a last garbage collection of all modules would take half a second
     if any(thread.name != _WATCH for thread in threading.enumerate()[1:]):
-        # `os._exit` runs no exit handlers and flushes no streams, so both are done here.
+        # `os._exit` neither ends logging nor flushes streams, so both are done here.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -235,7 +235,8 @@ def stop_with_parent() -> None:
             "if the engine is killed, this stage goes on: prctl failed with errno %s",
             ctypes.get_errno(),
         )
-    # The parent may have ended before prctl was called, and then no signal will come.
+    # The parent may have ended before prctl was called, or even before `_PARENT` was read; then no
+    # signal will come.
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")

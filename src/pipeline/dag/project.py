@@ -44,7 +44,7 @@ def code_of(root: Path) -> Path:
 
 
 def pinned(root: Path) -> Path:
-    """Return the path of constraints.txt: the project's, relative to `root`, or the package's."""
+    """Return the path of constraints.txt in the project, relative to `root`, or in the package."""
     constraints = Path("constraints.txt")
     return constraints if (root / constraints).is_file() else checkout() / constraints
 
@@ -56,7 +56,7 @@ def planned(root: Path) -> Params:
         PipelineError: params.yaml has a mistake, or has changed since `pipeline plan`.
     """
     params = load_params(root / "params.yaml")
-    # dvc.yaml reads the table of runs, so this table must fit params.yaml.
+    # A checkout, and a project with a dvc.yaml, have a table of runs, which must fit params.yaml.
     if code_of(root) == root or (root / "dvc.yaml").is_file():
         check_plan(params, root / RUNS_FILE)
     return params

@@ -151,7 +151,7 @@ def versions(environment: Path | None = None) -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """Return a package's version in the form of records, or `not installed`.
+    """Return a package's version as a record would have it, or `not installed`.
 
     If `name` is a file of the user with an encoder, reward signal or trainer, the file's digest is
     returned.
@@ -187,10 +187,10 @@ def text(history: Sequence[Record]) -> str:
 
 
 def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Remove demonstrations from a behavior's settings; yield each one's section and path.
+    """Remove demonstrations from a behavior's settings; yield the section and path of each of them.
 
-    The section is `behavioral_cloning` or the name of a reward signal, with a number if it has
-    several files.
+    The section is `behavioral_cloning` or the name of a reward signal, followed by a number if the
+    section has several files.
     """
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
@@ -222,7 +222,8 @@ def _read(path: Path) -> dict[str, str]:
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}
     digest = files.sha256_of(path)
-    # The executable of a Unity build is the same for every game; only its data differ.
+    # The executable of a Unity build is the same for every game; only the files in the data folder
+    # differ.
     data = path.with_name(f"{path.stem}_Data")
     if data.is_dir():
         digest = files.fingerprint([digest, files.sha256_of(data)])

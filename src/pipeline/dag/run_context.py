@@ -80,7 +80,7 @@ def main(
     short: bool = False,
     has_runtime: bool = True,
 ) -> int:
-    """Run a stage of an experiment and seed with command-line arguments; see `process.run`.
+    """Run a stage for the experiment and seed in command-line arguments; see `process.run`.
 
     `has_runtime`: whether the stage's result depends on the section `runtime`.
     """
@@ -150,7 +150,8 @@ def recorded(
     # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
-    # The status also stays FAILED after a SystemExit; MLflow by itself would leave the run RUNNING.
+    # The status also stays FAILED after a SystemExit; otherwise MLflow would show the run as
+    # RUNNING.
     status = "FAILED"
     try:
         yield tracking

@@ -1,9 +1,9 @@
 """The source files that each stage imports, found by its import statements.
 
-DVC and Snakemake cannot find them, and lists written by hand would become outdated. Snakemake's
-rules have the files that `watched` returns as inputs. DVC cannot call it, so each of its stages
-depends on a file in `workflow/code`, which `note` writes and the stage `check` updates. A stage's
-fingerprint has the files of its `closure`.
+DVC and Snakemake cannot find these files, and lists written by hand would become outdated. The
+Snakefile calls `watched`, and its rules have the returned files as inputs. DVC cannot call a
+function, so each stage of DVC depends on a file in `workflow/code`, which `note` writes and the
+stage `check` updates. A stage's fingerprint has the files that `closure` returns for the stage.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def watched(root: Path, stage: str) -> list[str]:
     places = {Path(name) for name in _PACKED.get(stage, ())}
     for file in closure(src, f"{_PACKAGE}.dag.stages.{stage}"):
         parts = file.relative_to(package).parts
-        # A stage's module is listed by itself, and so is each module of the packages in
-        # `by_module`. Every other package is listed as a whole.
+        # Of the stages and of the packages in `by_module`, only the imported modules are listed.
+        # Every other package is listed as a whole.
         depth = 3 if parts[:2] == ("dag", "stages") else 2 if parts[0] in by_module else 1
         places.add(Path(*parts[:depth]))
     paths: list[Path] = []

@@ -30,11 +30,11 @@ class Node:
 
 
 def fail(node: Node, path: str, message: str) -> SettingsError:
-    """Return the error `message` about `node` at the key path `path`."""
+    """Return the error `message` with the place of `node` and the key path `path` before it."""
     place = f"{node.where}: {path}" if path else node.where
     error = SettingsError(f"{place}: {message}")
-    # `Mistakes` needs `line` and `about`: it sorts errors by line, and reports an error about a
-    # value only once.
+    # `Mistakes` needs `line` and `about`: it sorts errors by line, and reports the same error about
+    # a value only once.
     error.line, error.about = node.line, (node, message)
     return error
 
@@ -48,7 +48,10 @@ def join(path: str, key: str | int) -> str:
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return a plain value as a tree of nodes from `source`; keys of maps become text."""
+    """Return a plain value as a tree of nodes, which all get `source` and `line`.
+
+    The keys of maps become text.
+    """
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
@@ -74,7 +77,7 @@ def respelled(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [respelled(item) for item in value]
     # Whole numbers become int: 1e4, but not 1e300. From 2**53 on, floats skip whole numbers, so
-    # another number could be written.
+    # the int could be another number than the user wrote.
     is_whole = isinstance(value, float) and abs(value) < 2**53 and value == int(value)
     return int(value) if is_whole else value
 
@@ -102,15 +105,15 @@ def find(node: Node, keys: str) -> Node:
 
 
 def fail_at(root: Node, path: str, message: str) -> SettingsError:
-    """Return the error `message` about the value at the key `path` of the document `root`."""
+    """Return the error `message` about the value at the key path `path` below `root`."""
     return fail(find(root, path), path, message)
 
 
 def located(node: Node, written: Node) -> Node:
     """Return `node` with the files and lines that `written` has at the same keys.
 
-    If `written` has a list of possible values, as sweeps have, a value gets the place of the equal
-    item in the list.
+    If `written` has a list of possible values for a key, as a sweep has, the value in `node` gets
+    the place of the equal item in this list.
     """
     if isinstance(node.value, dict):
         listed = written.value if isinstance(written.value, dict) else {}
@@ -133,7 +136,7 @@ def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
     Keys in the sections `_NAMES` are names and are not split.
 
     Raises:
-        SettingsError: A key has an empty part, as in `a..b`, or two keys are equal.
+        SettingsError: A key has an empty part, as in `a..b`, or two keys give the same setting.
     """
     node = overrides if isinstance(overrides, Node) else from_plain(dict(overrides), source)
     return _undotted(node, "")

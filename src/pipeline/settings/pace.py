@@ -1,4 +1,4 @@
-"""`steps_per_update: auto`: choose as many updates as fit into the environments' time."""
+"""`steps_per_update: auto`: updates fill the time in which the trainer waits for environments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def free_share(*, n_cores: int, n_envs: int, n_threads: int) -> float:
 
     Each environment is counted as one busy thread in addition to the trainer's.
     """
-    # With more busy threads than cores, the system divides the cores evenly among them.
+    # With more busy threads than cores, the system divides the cores evenly among the threads.
     return min(n_cores / (n_envs + n_threads), 1.0)
 
 
@@ -26,10 +26,11 @@ def chosen_pace(
 ) -> float:
     """Return the number of agent steps per update with which updates fill the waiting time.
 
-    Updates run while the environments work on one exchange. If several updates fit into the waiting
-    time, their number is rounded down. If one update takes longer than the waiting time, fewer than
-    one update per exchange is chosen, so that all updates together take at most as long as all
-    waiting, and experience is collected at least half as fast as without updates.
+    In each exchange the trainer waits for the environments, and updates run in this time. If
+    several updates fit into the waiting time, their number is rounded down. If one update takes
+    longer than the waiting time, fewer than one update per exchange is chosen, so that all updates
+    together take at most as long as all waiting, and experience is collected at least half as fast
+    as without updates.
 
     Args:
         wait_s: seconds for which a trainer that makes no updates waits in each exchange.

@@ -1,7 +1,8 @@
 """Conversion of maps to dataclasses, according to the dataclasses' type hints.
 
-A settings class defines its keys: the fields' names, their types and `Bounds` as hints, and their
-defaults. Classes with special rules have their own `from_node(node, path)`.
+A settings class is a dataclass with one field for each key. The field gives the key's name, type
+(a hint, which may have `Bounds`) and default. Classes with special rules have their own
+`from_node(node, path)`.
 
 All functions that read a node, `from_node` included, raise `SettingsError` with the node's place,
 its key path, its value and the allowed values; errors that do not depend on each other are raised
@@ -39,7 +40,8 @@ class ContradictionError(ValueError):
     """Two values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
-        # The message has the key for callers that build settings in Python and have no file.
+        # The exception's text begins with the key, because callers that build settings in Python
+        # have no file that shows the key.
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -73,7 +75,7 @@ Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 """A whole number of at least 0."""
 CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
-"""A whole number from 0, or -1, which means no limit, or that no number is given."""
+"""A whole number of at least 0, or -1, which stands for no limit or for a number not given."""
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 """A number in [0, 1]."""
 NonNegative = Annotated[float, Bounds(at_least=0)]
@@ -87,7 +89,7 @@ PositiveOrAuto = Positive | Literal["auto"]
 def read(hint: Any, node: Node, path: str) -> Any:
     """Return the value of `node` converted to the type `hint`."""
     origin = get_origin(hint)
-    # Annotated types are tested first, because they also match the checks of their base types.
+    # An annotated type has bounds, or names of a group, that the value must match.
     if origin is Annotated:
         return _read_limited(hint, node, path)
     # `X | None` and `Optional[X]` have different origins, but the same arguments.
@@ -98,7 +100,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is Literal:
         return choice(node, path, get_args(hint))
     if origin is dict:
-        # The type of the keys is not read, because keys are always text.
+        # The type of the keys is ignored, because keys are always text.
         value_hint = get_args(hint)[1]
         return each(
             entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
@@ -107,14 +109,14 @@ def read(hint: Any, node: Node, path: str) -> Any:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
         return _SCALARS[hint](node, path)
-    # A class with its own `from_node` is tested before the general case.
+    # A class with special rules has its own `from_node`, which replaces `read_dataclass`.
     if hasattr(hint, "from_node"):
         return hint.from_node(node, path)
     return read_dataclass(hint, node, path)
 
 
 def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-    """Return what `reader` returns for each key and value; raise all errors together."""
+    """Return a map from each key to `reader(key, value)`; raise the errors of all keys together."""
     values, mistakes = {}, Mistakes()
     for key, item in entries.items():
         with mistakes:
@@ -134,14 +136,15 @@ def read_dataclass(
     """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
     A field's metadata may have `copies`, the name of another field: if only the other field is
-    written, this field gets its value, multiplied by the metadata `times` if given. Fields with the
-    metadata `internal` are not settings.
+    written, this field gets the other field's value, multiplied by the metadata `times` if given.
+    Fields with the metadata `internal` are not settings.
 
     Args:
         cls: the settings class, a dataclass.
         node: the map to read.
         path: key path of the map, for errors.
-        hints: types of fields that depend on other values, in place of the class's own types.
+        hints: types of the fields whose type depends on other values; they replace the type hints
+            in the class.
         mistakes: errors found earlier, which are raised together with the errors of the keys.
     """
     known = {**setting_hints(cls), **(hints or {})}
@@ -172,7 +175,7 @@ def read_dataclass(
                 values[item.name] = (
                     source * item.metadata["times"] if "times" in item.metadata else source
                 )
-            # If a key is misspelt, the error about it helps more than "is required".
+            # If a key is misspelt, the error about that key helps more than "is required".
             elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
                 raise fail(node, path, f"the key {item.name!r} is required")
         # A field that copies this one must not report the same error again.
@@ -187,11 +190,11 @@ def read_dataclass(
 
 
 def _example(cls: Any) -> str:
-    """Return a hint on how to write a section with defaults; empty if a key has no default."""
+    """Return a hint on how to write a section with its defaults; empty if a key has no default."""
     if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
         return ""
     values = to_map(cls())
-    # A longer example would not fit into one line of an error.
+    # More values would not fit into one line of an error, and null would not be a useful example.
     if len(values) > 2 or None in values.values():
         return "; write {} for the defaults, or leave it out"
     written = ", ".join(f"{key}: {value}" for key, value in values.items())
@@ -199,7 +202,7 @@ def _example(cls: Any) -> str:
 
 
 def setting_hints(cls: Any) -> Mapping[str, Any]:
-    """Return the type of each key of the settings class `cls`, in order."""
+    """Return the type of each key of the settings class `cls`, in the order of the fields."""
     return _hints(cls)  # mypy rejects a class as argument of a cached function
 
 
@@ -210,10 +213,11 @@ def _hints(cls: Any) -> Mapping[str, Any]:
 
 
 def to_map(value: Any) -> Any:
-    """Return `value` as the plain map that `read` converts back, with all keys.
+    """Return `value` as plain maps, lists and scalars, from which `read` makes an equal value.
 
-    Additions to ML-Agents' format (metadata `addition`) are omitted at their default, so that
-    `mlagents-learn` can read the result.
+    All keys of a settings object are written. Only additions to ML-Agents' format (metadata
+    `addition`) are omitted if they have their default, so that `mlagents-learn` can read the
+    result.
     """
     # A class that may be written in several forms chooses the form itself.
     if hasattr(value, "to_plain"):
@@ -227,7 +231,7 @@ def to_map(value: Any) -> Any:
 
 
 def fields_to_map(value: Any) -> dict[str, Any]:
-    """Return the keys of a settings class as `to_map` does."""
+    """Return the map from keys to plain values of the settings object `value`; see `to_map`."""
     return {
         item.name: to_map(getattr(value, item.name))
         for item in fields(value)
@@ -282,7 +286,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the name in `known` that is most similar to a word; None if none is similar."""
-    # Words are compared in lower case, because `difflib` counts other case as other letters.
+    # Words are compared in lower case, because `difflib` treats `A` and `a` as different letters.
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
     if not near:  # the word may be a part of a name, such as `min` of `min_value`
@@ -300,10 +304,11 @@ def display(node: Node) -> str:
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of a settings class, or of all settings classes in a union, by type hint."""
+    """Return the keys of the settings class `hint`, or of all settings classes in a union."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
-    # Keys of sections inside these classes are left out: an error would propose too many places.
+    # Keys of sections inside these classes are left out, because errors propose the section in
+    # which a key belongs, and would propose too many.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 
@@ -343,7 +348,7 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
 def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
     parts = get_args(hint)
     if not isinstance(node.value, list):
-        # A single scalar was probably meant as a list of one value, so the error proposes it.
+        # A single scalar was probably meant as a list of one value, so the error proposes the list.
         of_scalars = not is_dataclass(parts[0]) and get_origin(parts[0]) not in (tuple, dict)
         has_one = of_scalars and node.text and node.value is not None
         remedy = f"; write [{node.text}]" if has_one else ""
@@ -399,7 +404,7 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """Return a node's number, or text such as `"1e6"`, as a finite Decimal; None for others."""
+    """Return a node's number, also from text such as `"1e6"`; None if it is no finite number."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:

@@ -1,7 +1,7 @@
 """Reader and writer of YAML files, with the scalars of YAML 1.2, and line numbers for errors.
 
 PyYAML follows YAML 1.1, where `1e-5` is text, `on` is true and `010` is eight. DVC and most people
-expect YAML 1.2, so the scalars of its core schema replace PyYAML's here.
+expect YAML 1.2, so the rules of YAML 1.2's core schema replace PyYAML's rules for scalars here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
 )
-# These rules are in YAML 1.2.2, section 10.3.2. The last item lists the first characters of a
-# match, for speed.
+# The rules are in YAML 1.2.2, section 10.3.2; only merge keys are from YAML 1.1. The last item of a
+# rule lists the first characters of a match, for speed.
 _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
     (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     (_BOOL, r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -60,21 +60,21 @@ _DVC_READS = {
         r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*",
     }.items()
 }
-"""Patterns of unquoted text that DVC does not read as text, by the kind of value it reads."""
+"""Patterns of unquoted text that DVC reads as another value, by the kind of that value."""
 
 
 _PYTHON = "tag:yaml.org,2002:python"
 _BEHAVIORS = f"{_PYTHON}/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 """ML-Agents 0.2x writes `behaviors` as an object of this class, with the map under `dictitems`."""
 _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
-"""Tag of the class in the arguments of ML-Agents' object of behaviors; the arguments themselves are
-not read."""
+"""Tag of the class in the arguments of the object `_BEHAVIORS`; the arguments are not read."""
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2; tags are errors.
 
-    Only objects with the tag that ML-Agents wrote are read, as plain maps; nothing is constructed.
+    The only exceptions are the tags that ML-Agents writes: such an object is read as a plain map,
+    and no Python object is made.
     """
 
     # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
@@ -84,11 +84,13 @@ class _Loader(yaml.SafeLoader):
     _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # Tags are checked before composing, because a refused tag must not construct anything.
+        # A tag is checked before the values below it are composed, so that the first refused tag of
+        # the file is reported.
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
-        # If ML-Agents' object has no behaviors, it is written as the list of its arguments.
+        # ML-Agents' object has its arguments under `args`. If it has no behaviors, the whole object
+        # is written as the list of the arguments.
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, because settings are plain data")
@@ -112,14 +114,14 @@ def _behaviors(written: yaml.Node) -> yaml.Node:
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
-        raise _error(written, "an object of ML-Agents has only 'args' and 'dictitems'")
+        raise _error(written, "an object of ML-Agents may have only the keys args and dictitems")
     nothing = yaml.MappingNode("tag:yaml.org,2002:map", [], written.start_mark)
     behaviors: yaml.Node = parts.get("dictitems", nothing)
     return behaviors
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which quotes text that YAML 1.1 or 1.2 would not read as text."""
+    """A safe dumper that quotes all text which YAML 1.1 or 1.2 would not read as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML has this class attribute
         # The lists are copied, because changing PyYAML's own lists would affect all users of PyYAML
@@ -230,12 +232,12 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
     # PyYAML composes nested lists by recursion, so depth is limited by Python's stack.
     except RecursionError as error:
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
-    # A file with only `null` or `---` is like an empty one.
+    # A file with only `null` or `---` is read like an empty file.
     return Node({}, source, 1) if node.value is None else node
 
 
 def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, Node, str]]:
-    """Yield the dotted key of each text that needs quotes, the text, and how DVC reads it.
+    """Yield each text that needs quotes: its dotted key, its node, and the kind that DVC reads.
 
     DVC can neither sort keys of several types nor record a date. `named` has the sections whose
     keys are names chosen by the user.
@@ -256,7 +258,8 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
             kinds = [misread(key) for key, _ in node.value]
             for (key, value), kind in zip(node.value, kinds, strict=True):
                 inside, line = join(at, key.value), key.start_mark.line + 1
-                # One number among text keys is enough to make the map's keys unsortable.
+                # Names must be text. In any other map, one number among text keys is enough to make
+                # the keys unsortable.
                 if kind is not None and (at in named or len(set(kinds)) > 1):
                     yield inside, Node(key.value, str(path), line), kind
                 yield from walk(value, inside)
@@ -267,7 +270,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield each map that is an alias: its line, its dotted key, and the key of its anchor."""
+    """Yield the line and dotted key of each alias of a map, and the dotted key of its anchor."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:
@@ -292,9 +295,9 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(
         value,
         Dumper=_Dumper,
-        # Keys keep the author's or ML-Agents' order.
+        # Keys keep the order that they have in `value`.
         sort_keys=False,
-        # Names in other scripts are written as they are, so that they stay readable.
+        # Names in other alphabets are written without escapes, so that they stay readable.
         allow_unicode=True,
         default_flow_style=False,
         width=100,
@@ -319,7 +322,7 @@ class _Builder:
             written = None if node.style else node.value
             return Node(_scalar(node), self._source, line, written)
         if id(node) in self._open:
-            raise _error(node, "an alias inside of its own anchor")
+            raise _error(node, "an alias stands for a value that contains the alias")
         # Only ancestors are recorded, because siblings may use the same anchor.
         self._open.add(id(node))
         if isinstance(node, yaml.SequenceNode):
@@ -356,7 +359,7 @@ class _Builder:
         """Return the entries that a merge key `<<` adds; in a list of maps the first map wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
-        # Items are merged in reverse order, because the last update wins.
+        # Items are merged in reverse order, so that the entries of the first map win.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")

@@ -269,7 +269,9 @@ def test_retried_stage_whose_inputs_have_changed_repeats_all_its_work(
         assert attempt.done
 
 
-def test_outputs_that_a_killed_snakemake_did_not_record_are_used(root: Path, monkeypatch):
+def test_next_snakemake_call_uses_outputs_that_a_killed_snakemake_did_not_record(
+    root: Path, monkeypatch
+):
     monkeypatch.setenv("PIPELINE_CALL", "killed")
     lost(root)
     monkeypatch.setenv("PIPELINE_CALL", "next")
@@ -301,7 +303,9 @@ def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_stage_that_runs_already_is_refused_with_the_id_of_the_running_process(root: Path):
+def test_second_attempt_at_a_running_stage_is_refused_with_the_id_of_the_running_process(
+    root: Path,
+):
     def second() -> None:
         with attempt_at(job(), root):
             raise AssertionError("two attempts")
@@ -378,7 +382,7 @@ def test_dvc_records_the_sources_as_they_were_at_the_start_of_the_stage(
     assert code_file.read_text() != before, "a stage after an edit notes what it runs"
 
 
-def test_params_yaml_that_is_unreadable_after_a_stage_does_not_prevent_writing_its_results(
+def test_stage_publishes_its_results_although_params_yaml_has_become_unreadable(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken() -> Job:
@@ -427,7 +431,9 @@ def test_attempt_is_marked_finished_only_after_the_outputs_and_their_backup_copy
     assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
 
 
-def test_only_finished_jobs_of_a_snakemake_call_are_marked_when_the_call_ends(tmp_path: Path):
+def test_only_finished_jobs_of_a_snakemake_call_are_marked_as_recorded_when_the_call_ends(
+    tmp_path: Path,
+):
     marks = {
         "train/a": {"call": "me", "finished": True},
         "train/b": {"call": "me", "finished": False},

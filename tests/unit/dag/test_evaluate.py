@@ -33,7 +33,7 @@ MEDIAN, BEST = (episode("A", 0, 1.0 * k, index=k) for k in range(2))
 
 
 @pytest.mark.parametrize("is_filmed", [True, False])
-def test_evaluation_uses_the_given_settings_and_films_after_all_episodes(
+def test_evaluation_uses_the_given_settings_and_makes_videos_after_all_episodes(
     is_filmed, monkeypatch, tmp_path
 ):
     calls = []

@@ -70,7 +70,7 @@ def test_environment_module_is_searched_in_the_folder_of_params_yaml(tmp_path, m
     check_ids(load_params(file))
 
 
-def test_plan_refuses_an_unknown_id_with_exit_code_2(tmp_path, monkeypatch, capsys):
+def test_plan_refuses_an_unknown_environment_id_with_exit_code_2(tmp_path, monkeypatch, capsys):
     (tmp_path / "params.yaml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan"]) == 2
@@ -117,7 +117,7 @@ def test_env_build_reports_a_mistake_in_one_line_with_exit_code_2(tmp_path, caps
         ("mpe2", naming.full_name, "mpe2.simple_tag_v3", "games"),
     ],
 )
-def test_missing_gymnasium_package_is_named_with_the_command_that_installs_the_package(
+def test_missing_package_of_an_environment_is_named_with_the_command_that_installs_it(
     monkeypatch, package, find, env_id, extra
 ):
     class Missing:
@@ -137,7 +137,7 @@ def test_missing_gymnasium_package_is_named_with_the_command_that_installs_the_p
     assert f"[{extra}]'" in str(refused.value)
 
 
-def test_env_list_shows_the_forms_of_third_party_ids(capsys):
+def test_env_list_shows_the_forms_of_third_party_environment_ids(capsys):
     assert cli.main(["env", "list"]) == 0
     text = capsys.readouterr().out
     for name in ("balance_ball", "grid_world", "gymnasium:ID", "pettingzoo:ID", "MODULE:FUNCTION"):

@@ -22,7 +22,9 @@ def built(root: Path, content: str = "one") -> Path:
     return folder
 
 
-def test_environment_runs_in_place_or_from_a_copy_in_the_scratch_folder(tmp_path, monkeypatch):
+def test_environment_runs_from_a_copy_in_the_scratch_folder_if_a_scratch_folder_is_set(
+    tmp_path, monkeypatch
+):
     folder = built(tmp_path)
     monkeypatch.delenv("PIPELINE_SCRATCH", raising=False)
     assert load(folder).file == tmp_path / "build/env/walker/program"

@@ -182,7 +182,7 @@ def test_signal_ends_the_stage_although_other_code_raises_another_exception_inst
     assert capsys.readouterr().err == "interrupted: stopped by SIGTERM\n"
 
 
-def test_error_of_a_stage_without_a_signal_is_raised_unchanged():
+def test_unexpected_error_of_a_stage_is_raised_unchanged_if_no_signal_has_arrived():
     def work() -> None:
         raise ZeroDivisionError
 

@@ -13,7 +13,7 @@ from pipeline.evaluation.comparison import Curve, Outcome, compare
 STEPS = np.array([1000.0, 2000.0, 3000.0])
 
 
-def test_figure_file_names_are_unique_and_keep_ordinary_names():
+def test_figure_file_names_are_unique_and_ordinary_names_stay_unchanged():
     ordinary = ["pong-Pong", "CartPole-v1-CartPole-v1", "a.b_c-D"]
     assert [report._file_name(text) for text in ordinary] == ordinary
     texts = ["a b", "a_b", "a/b", "a~20~b", "a~b", "ä b", "../a", ""]
@@ -106,7 +106,7 @@ def test_points_of_a_curve_are_drawn_at_the_pixels_of_steps_and_values(tmp_path)
     assert places[0][1] > places[2][1]
 
 
-def test_curves_of_single_seeds_are_drawn_if_there_are_too_few_for_an_interval(tmp_path):
+def test_curves_of_single_seeds_are_drawn_if_there_are_too_few_seeds_for_an_interval(tmp_path):
     task, _, text = page(tmp_path, n_seeds=1, names=("ppo",))
     series, row = learning(task).series[0], scores(task).rows[0]
     assert [name for name, *_ in series.lines] == ["ppo, seed 7"]

@@ -188,7 +188,7 @@ def test_results_of_a_run_are_read_separately_for_each_behavior(tmp_path):
     assert (trial.evaluated, trial.environment) == (None, "ball")
 
 
-def test_median_for_pruning_at_each_step_covers_the_curves_of_all_trials_and_seeds():
+def test_median_for_pruning_at_a_step_is_taken_over_the_curves_of_all_trials_and_seeds():
     told = {
         "001": {"curves": [[[100, 1.0], [200, 10.0]], [[100, 2.0], [200, 20.0]]]},
         "002": {"curves": [[[100, 6.0], [200, 60.0]], [[100, 9.0]]]},

@@ -132,7 +132,7 @@ BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windo
         ),
     ],
 )
-def test_archive_is_used_only_on_its_platform_or_without_a_platform_on_all_platforms(
+def test_archive_with_a_platform_is_used_only_on_this_platform_and_other_archives_on_all(
     text, archives
 ):
     game = read(f"{{source: fetch, {text}, args: [--a]}}")
@@ -160,7 +160,7 @@ def test_dependency_path_of_an_environment_module_is_the_path_that_python_import
     assert ModuleSource(source="module", id="missing:make").found(tmp_path) is None
 
 
-def test_path_of_an_environment_without_a_suffix_finds_the_existing_executable(tmp_path):
+def test_environment_path_without_a_suffix_finds_the_executable_with_a_platform_suffix(tmp_path):
     builds = {"linux": "linux.x86_64", "windows": "windows.exe", "mac": "mac.app", "plain": "plain"}
     for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
         (tmp_path / name).touch()

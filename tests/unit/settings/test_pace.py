@@ -43,7 +43,7 @@ def test_chosen_steps_per_update_fits_updates_into_the_time_that_the_trainer_wai
 
 @pytest.mark.parametrize("wait_ms", [0.1, 1.0, 6.0, 14.0, 30.0])
 @pytest.mark.parametrize("update_ms", [0.5, 2.0, 6.0, 9.0, 20.0, 80.0])
-def test_updates_with_the_chosen_steps_per_update_take_no_longer_than_the_waiting_time(
+def test_updates_with_the_chosen_steps_per_update_at_most_double_the_time_of_exchanges(
     wait_ms, update_ms
 ):
     """Simulate exchanges of one agent, and add up how far updates outlast the waiting time."""

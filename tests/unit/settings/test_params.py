@@ -175,7 +175,7 @@ def test_steps_per_update_auto_is_refused_in_an_experiment(trainer, override, wh
 
 
 @pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])
-def test_trainer_that_reads_recorded_demonstrations_must_depend_on_them(
+def test_experiment_that_trains_on_recorded_demonstrations_must_name_them_in_params_yaml(
     key: str, folder: Path
 ) -> None:
     reads = f"{key}demo_path: data/demos/expert.demo}}" + "}" * (key.count("{") - 1)

@@ -324,7 +324,7 @@ def test_behavior_that_the_file_does_not_list_is_an_error_without_default_settin
     assert message.endswith(remedy.format(file=file))
 
 
-def test_without_a_file_every_behavior_gets_ppo_with_a_warning(
+def test_without_a_configuration_file_every_behavior_gets_ppo_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert load_run_settings(None).for_behavior("Any") == TrainerSettings()
@@ -443,7 +443,9 @@ def test_lesson_that_measures_elo_without_self_play_is_refused(behavior: str) ->
         {"behaviors.A": {"hyperparameters": {"batch_size": 5.0}}},
     ],
 )
-def test_overrides_replace_values_of_the_file(tmp_path: Path, overrides: dict[str, object]) -> None:
+def test_overrides_replace_values_of_the_configuration_file(
+    tmp_path: Path, overrides: dict[str, object]
+) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "behaviors: {A: {trainer_type: sac, hyperparameters: {batch_size: 9, tau: 0.5}}}"
@@ -596,12 +598,14 @@ PARAMETERS = st.builds(
         debug=st.booleans(),
     )
 )
-def test_written_settings_read_back_equal(settings: RunSettings) -> None:
+def test_settings_that_are_written_to_a_file_are_read_back_as_equal_settings(
+    settings: RunSettings,
+) -> None:
     reloaded = load(dump_yaml(to_mapping(settings)))
     assert reloaded == settings
 
 
-def test_written_configuration_has_mlagents_order_of_keys():
+def test_written_configuration_has_the_keys_in_the_order_of_mlagents():
     document = parse_yaml(EXAMPLE, source="config.yaml")
     before = to_plain(document)
     mapping = to_mapping(structure(document))

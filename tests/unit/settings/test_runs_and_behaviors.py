@@ -205,7 +205,7 @@ max_steps: 9
 """)
 
 
-def test_behavior_inherits_the_same_settings_whatever_other_behaviors_change() -> None:
+def test_settings_that_a_behavior_inherits_do_not_depend_on_the_other_behaviors() -> None:
     def read(*names: str) -> RunSettings:
         behaviors = {name: BEHAVIORS[name] for name in names}
         overrides = {"default_settings": DEFAULTS, "behaviors": behaviors}
@@ -289,7 +289,7 @@ def test_demonstration_paths_of_reward_signals_and_behavioral_cloning_are_listed
     ]
 
 
-def test_method_samples_of_a_sweep_with_many_combinations_varies_one_key_at_a_time(
+def test_checked_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_time(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.settings.project.sweeps._MOST_COMBINATIONS", 5)
@@ -319,7 +319,7 @@ def test_method_network_settings_returns_only_trainer_types_and_network_sections
         others.for_behavior("Other")
 
 
-def test_equal_overrides_in_different_notation_have_equal_canonical_form(
+def test_equal_overrides_in_different_notations_have_the_same_canonical_form(
     tmp_path,
 ):
     """The best of a sweep is left out, because its values are not known yet."""
@@ -360,7 +360,7 @@ def network(encoder: str) -> NetworkSettings:
     return NetworkSettings(vis_encode_type=encoder)
 
 
-def test_recorded_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
+def test_recorded_plugins_are_the_trainers_signals_and_encoders_of_behaviors_and_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def versions(group: Group, *names: str) -> dict[str, str]:

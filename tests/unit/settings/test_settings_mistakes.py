@@ -226,7 +226,7 @@ IN_PARAMS = [
         "environment: ball\n    episodes: 5\n    seed: 1\n",
         "file: data/demos/expert.demo\n",
         14,
-        "demonstrations.expert.file: 'data/demos/expert.demo' is the output of the stage; move",
+        "demonstrations.expert.file: 'data/demos/expert.demo' is the output of the stage demos;",
     ),
     (
         "environment: game",
@@ -528,7 +528,7 @@ def test_valid_configuration_files_are_read(text, signals, tmp_path):
     [
         ("sac", "{memory: {}}", "n_steps: 3", "n_steps: must be 1 with network_settings.memory"),
         ("sac", "{memory: {}}", "held_noise: 4", "held_noise: must be 1 with network_settings."),
-        ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
+        ("ppo", "{}", "desired_kl: 0.01", "desired_kl: adapts the learning rate to the KL; set"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_the_line_of_one_of_the_settings(

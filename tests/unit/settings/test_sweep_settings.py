@@ -73,7 +73,9 @@ def test_grid_sweep_has_every_combination_once(folder: Path):
     }
 
 
-def test_list_sweep_has_one_trial_for_each_configuration_and_refuses_repeated_best_seeds() -> None:
+def test_list_sweep_has_one_trial_per_configuration_and_refuses_repeated_seeds_for_the_best() -> (
+    None
+):
     changes = ({"a.b": 1}, {"a.c": 2})
     common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
     assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
@@ -84,7 +86,7 @@ def test_list_sweep_has_one_trial_for_each_configuration_and_refuses_repeated_be
 LOG = Axis(interval=Interval(min=1e-5, max=1e-2, scale="log"))
 
 
-def test_longer_random_sweep_begins_with_the_trials_of_a_shorter_one():
+def test_longer_random_sweep_begins_with_the_trials_of_a_shorter_random_sweep():
     assert list(random_sweep(runs=12, rate=LOG).items())[:5] == list(
         random_sweep(runs=5, rate=LOG).items()
     )
@@ -147,7 +149,7 @@ def test_plan_refuses_a_swept_key_that_does_not_exist(folder: Path):
         write_plan(load_params(file), folder / "runs.yaml")
 
 
-def test_experiment_with_the_run_name_of_a_sweep_trial_is_refused(folder: Path):
+def test_experiment_whose_run_has_the_same_name_as_a_run_of_a_sweep_trial_is_refused(folder: Path):
     file = folder / "params.yaml"
     twin = FILE[FILE.index("  base:\n") : FILE.index("sweeps:")].replace("base:", "rates-001:")
     file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
@@ -176,7 +178,7 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_sweep_with_parallel_2_proposes_each_trial_from_results_up_to_two_trials_earlier(
+def test_sweep_with_parallel_2_proposes_a_trial_after_the_result_of_the_trial_two_before(
     folder: Path,
 ):
     sweep = adaptive(folder)

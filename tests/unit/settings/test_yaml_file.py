@@ -81,7 +81,7 @@ def test_yaml_file_without_content_is_read_as_an_empty_map(text: str, tmp_path: 
     assert to_plain(read_yaml(file)) == {}
 
 
-def test_anchors_and_merge_keys_are_expanded() -> None:
+def test_yaml_anchors_and_merge_keys_are_expanded() -> None:
     text = """
 base: &base {a: 1, b: 2}
 more: &more {b: 3, c: 4}
@@ -155,7 +155,7 @@ def test_yaml_bomb_and_deep_nesting_are_refused():
         assert said in refusal(SettingsError, parse_yaml, text, source="x.yaml")
 
 
-def test_missing_file_is_reported_with_its_absolute_path(tmp_path: Path) -> None:
+def test_missing_settings_file_is_reported_with_its_absolute_path(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     remedy = "`pipeline init DIR` writes a project with one."
     message = f"Config file could not be found at {path}. {remedy}"
@@ -200,14 +200,16 @@ VALUES = st.dictionaries(
 
 
 @given(VALUES)
-def test_dumped_yaml_reads_back_equal(value: Any) -> None:
+def test_value_that_is_written_as_yaml_is_read_back_as_an_equal_value(value: Any) -> None:
     text = dump_yaml(value)
     assert value_of(text) == value
     assert dump_yaml(value_of(text)) == text
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), SCALARS, max_size=4))
-def test_dumped_yaml_reads_equal_under_yaml_1_1(value: Any) -> None:
+def test_value_that_is_written_as_yaml_is_read_as_an_equal_value_by_a_yaml_1_1_reader(
+    value: Any,
+) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value
 
 
@@ -219,7 +221,7 @@ def test_yaml_reader_stops_at_the_value_limit_before_it_reads_the_rest_of_the_te
         parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # the invalid end is never read
 
 
-def test_dumped_yaml_keeps_order_and_uses_block_style() -> None:
+def test_written_yaml_keeps_the_order_of_keys_and_has_block_style() -> None:
     shared = [1, 2]
     text = dump_yaml({"b": shared, "a": {"z": (1.0, "x"), "y": shared}, "e": {}})
     assert text == "b:\n- 1\n- 2\na:\n  z:\n  - 1.0\n  - x\n  y:\n  - 1\n  - 2\ne: {}\n"

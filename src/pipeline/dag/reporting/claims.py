@@ -31,8 +31,8 @@ SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
 _FORMAT = "shared, format 1"
 _FILES = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json", "episodes.csv")}
-"""The files of a run, by stage, that have its numbers. A digest of the policy in these files makes
-a check of the policy itself unnecessary."""
+"""The result files of a run that contain its scores and curves, by stage. A digest of the policy in
+these files makes a check of the policy itself unnecessary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The cells below `HEADER`."""
+        """The cells of the answer's row in the table with the header `HEADER`."""
         claim = self.claim
         spread = f"({ends(claim.interval)})" if claim.interval else f"+/- {claim.tolerance}"
         text = f"{claim.metric} of {claim.experiment}: {number(claim.value or 0)} {spread}"
@@ -76,8 +76,8 @@ def answers(root: Path, params: Params) -> list[Answer]:
 def _answer(root: Path, params: Params, name: str, claim: Claim, recorded: Lock) -> Answer:
     names = [one for one in (claim.experiment, claim.better_than) if one is not None]
     try:
-        # Each experiment is evaluated by itself, so that a claim does not depend on the other
-        # compared experiments.
+        # The scores of each experiment are computed without the other experiments, so that they do
+        # not depend on which other experiments params.yaml has.
         tasks = [_task(tasks_of(root, params, one), claim, name) for one in names]
         here, holds = _judged(claim, tasks)
     except NoValueError as reason:
@@ -130,7 +130,10 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
     if claim.better_than is not None:
         # Returns of different environments or behaviors have different units.
         if tasks[0].name != tasks[1].name:
-            raise NoValueError(f"{claim.experiment} and {claim.better_than} have different tasks")
+            raise NoValueError(
+                f"{claim.experiment} and {claim.better_than} have different environments or "
+                "behaviors, so their scores cannot be compared"
+            )
         share = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
         n_seeds = f"{len(one.seeds)} and {len(other.seeds)} seeds"
         return f"{number(share)}, {n_seeds}", share >= (claim.probability or 0.0)
@@ -159,7 +162,7 @@ def shortened(value: float) -> float:
 
 
 def digests(root: Path, params: Params, name: str, seed: int) -> dict[str, str]:
-    """Return the SHA-256 of each file with numbers of a run, by the file's path in the project."""
+    """Return the SHA-256 of each file of a run that `_FILES` lists, by its path in the project."""
     paths = [
         Path("results", stage, name, f"seed{seed}", file)
         for stage in params.experiments[name].stages

@@ -84,7 +84,8 @@ class Section:
     title: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    """For a sweep one row for each trial, best first: name, rank, score and changed settings."""
+    """For a sweep a row for each trial, best first: name, rank, score and changed settings; for
+    claims a row for each claim."""
     notes: list[str]
     first_number: int = 1
     """Index of the first column with numbers; numbers are aligned to the right."""

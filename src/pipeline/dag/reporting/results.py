@@ -192,8 +192,8 @@ def read_published(
     """Return other people's per-seed results, and a text on how they were measured.
 
     The lines `# note: TEXT` and `# returns: evaluation` (or `training`, the default) of the file
-    are about all its values. A seed's score is its mean over the last tenth of the steps, as for a
-    training here.
+    are about all its values. A seed's score is the mean of its values over the last tenth of the
+    steps, as for a training run of this program.
 
     Args:
         path: a CSV file with the columns of `_COLUMNS`; its stem is the experiment's name.
@@ -207,7 +207,8 @@ def read_published(
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read as CSV ({error})") from error
-    # These keys are in comment lines and not in columns, because they hold for the whole file.
+    # `note` and `returns` are in comment lines and not in columns, because they hold for the whole
+    # file.
     pairs = (line.removeprefix("#").split(":", 1) for line in lines if re.match("#[^:]+:", line))
     about = {"returns": "training"} | {key.strip().lower(): text.strip() for key, text in pairs}
     if about["returns"] not in ("training", "evaluation"):
@@ -294,7 +295,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return a text for each setup with its differences from the first setup, by name."""
+    """Return the differences of each other setup from the first setup as text, by name."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():

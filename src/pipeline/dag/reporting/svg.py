@@ -79,7 +79,7 @@ def canvas_of(chart: Chart) -> Canvas:
     """Return the canvas of a chart; without curves it is as high as the chart's rows need."""
     x = Axis(*chart.x, _LEFT, WIDTH - _RIGHT)
     if chart.series:
-        # SVG counts pixels from the top, so the lowest value has the largest pixel.
+        # SVG counts pixels from the top, so the lowest value has the largest pixel coordinate.
         return Canvas(_HEIGHT, x, Axis(*chart.y, _HEIGHT - _BOTTOM, _TOP))
     bottom = ROW * len(chart.rows)
     return Canvas(bottom + _BOTTOM, x, Axis(0.0, 1.0, bottom, 0.0))

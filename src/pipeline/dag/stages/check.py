@@ -3,8 +3,8 @@
 DVC deletes a stage's results before it runs the stage again. If the stage then refused its
 parameters, the results would be lost, so this first stage checks the parameters of all stages.
 
-It also records the digests of the source files that each other stage imports. DVC's stages depend
-on these records, which change only if a source file has changed.
+The stage also records the digests of the source files that each other stage imports. DVC's stages
+depend on these records, which change only if a source file has changed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check_params(params: Params) -> None:
 def refuse_linked_results(root: Path) -> None:
     """Refuse folders of results that are links out of the project.
 
-    DVC would run the stage to its end, and then refuse its results. Snakemake accepts them.
+    DVC would run the stage to its end, and then refuse its results. Snakemake accepts such links.
 
     Raises:
         StageError: A folder of results is such a link.
@@ -145,7 +145,7 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
 
 
 def check_ids(params: Params) -> None:
-    """Refuse unknown simulators and environment ids, and builds in a folder that has the project.
+    """Refuse unknown simulators and environment ids, and build folders that contain the project.
 
     Modules may be files in the folder of params.yaml.
 

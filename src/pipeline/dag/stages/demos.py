@@ -204,7 +204,8 @@ def _play(
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
-                # The step is copied, because a view of a row keeps the whole step in memory.
+                # The step is copied, because its arrays are views that would keep the arrays of all
+                # agents in memory.
                 episode[0].append(deepcopy(step))
                 episode[1].append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)

@@ -96,7 +96,7 @@ def _inputs(source: EnvironmentParams, root: Path) -> list[Path]:
     if isinstance(source, PathSource):
         inputs, wrong = [source.found(root)], "a build is expected here; correct `path`"
     elif isinstance(source, UnitySource):
-        inputs, wrong = list(source.watched), "every Unity project has it; correct `project`"
+        inputs, wrong = list(source.watched), "a Unity project has this folder; correct `project`"
     elif isinstance(source, ModuleSource):
         inputs = [path for path in [source.found(root)] if path]
     for path in inputs:

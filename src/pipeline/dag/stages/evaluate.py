@@ -135,7 +135,7 @@ def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> No
 def can_be_deterministic(policies: Mapping[str, OnnxPolicy]) -> bool:
     """Return whether all models have outputs for deterministic actions.
 
-    Models of the Unity package 1.x have none.
+    Models for the Unity package 1.x have no such outputs.
     """
     return all(policy.has_deterministic_actions for policy in policies.values())
 
@@ -192,7 +192,7 @@ def play(
 
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return statistics of each behavior's episodes; its teams are counted together."""
+    """Return statistics of each behavior's episodes, over the episodes of all its teams."""
     from pipeline.evaluation.statistics import summarize
 
     by_behavior: dict[str, list[Episode]] = {}

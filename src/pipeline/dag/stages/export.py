@@ -86,8 +86,8 @@ def publish(
     recording = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
     if history and not any("interrupted_at_steps" in entry for entry in history):
-        # The record of the stage `train` has these steps already; a record of `pipeline learn` may
-        # not.
+        # The record of the stage `train` already has the steps at which the run was interrupted; a
+        # record of `pipeline learn` may lack them.
         history = [*history[:-1], provenance.interrupted(history[-1], saved.interrupted)]
     metadata = {provenance.KEY: provenance.text(history)} if history else {}
     report = write(saved.policy, target, recording=recording, metadata=metadata)

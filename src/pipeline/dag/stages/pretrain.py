@@ -1,6 +1,6 @@
 """The `pretrain` stage: behavioral cloning of demonstrations into the initial policy of `train`.
 
-It takes seconds, so a stopped attempt starts again from the beginning.
+The stage saves nothing before its end, so a stopped attempt starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def job_of(run: run_context.Run) -> Job:
 
 
 def pretrain(run: run_context.Run) -> None:
-    """Pretrain the policy, and write the policy, its losses and their curve."""
+    """Pretrain the policy, and write the policy, its last losses, and the losses of each epoch."""
     import torch
 
     from pipeline import trainer

@@ -1,9 +1,9 @@
 """The `propose` stage: choose a sweep's next trial from the scores of earlier trials.
 
-A trial's file has the scores that the search knew (`told`) and the trials without a score
-(`waiting`). The files together are the journal of the search: a stopped search continues with the
-next trial, and engines know which trials a change affects. Optuna's own journal is one file with
-time stamps for all trials, which cannot be the output of one job.
+The file of a proposed trial has the scores that were known (`told`), and the trials that had no
+score yet (`waiting`). The files together are the journal of the search: a stopped search continues
+with the next trial, and engines know which trials a change affects. Optuna's own journal is one
+file with time stamps for all trials, which cannot be the output of one job.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def write_pages(
     parts = {
         name: (*experiment.stages, *(["video"] if experiment.filmed else []))
         for name, experiment in params.experiments.items()
-        if others is None  # links lead to the stages' folders next to the report's own
+        if others is None  # only the stage's report is in the folder that relative links need
     }
     texts = {
         "comparison.csv": tables.csv_text(tables.standing_records(tasks), tables.STANDING_COLUMNS),
@@ -105,7 +105,7 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
         "If the bytes differ, `pipeline claims check` names the first cause."
     )
     rows, header = [answer.row for answer in found], claims.HEADER
-    texts = len(header)  # no column has only numbers
+    texts = len(header)  # every column has text, so no column is aligned as numbers
     return [
         render.Section(title="Claims", header=header, rows=rows, notes=[note], first_number=texts)
     ]
@@ -129,7 +129,10 @@ def inputs(params: Params) -> tuple[Path, ...]:
 
 
 def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return name and description of each experiment: its trainer, steps, seeds and differences."""
+    """Return the name and a description of each experiment.
+
+    The description has trainer, steps, seeds, and the differences from the first experiment.
+    """
     from pipeline.evaluation import tables
 
     ours = [standing for standing in task.standings if standing.experiment not in others]

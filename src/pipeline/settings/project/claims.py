@@ -24,7 +24,7 @@ class Claim:
     experiment: str
     """Name of an experiment of params.yaml."""
     behavior: str | None = None
-    """The behavior; required if the experiment has several."""
+    """Name of the behavior; required if the experiment has several behaviors."""
     metric: Literal["iqm", "mean"] | None = None
     """Interquartile mean or mean of the seeds' scores, as in the report."""
     value: float | None = None
@@ -36,8 +36,8 @@ class Claim:
     better_than: str | None = None
     """The other experiment, for a comparison in place of a value."""
     probability: Fraction | None = None
-    """Smallest probability, according to the claim, that a run of `experiment` does better than a
-    run of `better_than`."""
+    """The claim is that a run of `experiment` does better than a run of `better_than` with at least
+    this probability."""
 
     def __post_init__(self) -> None:
         keys = {key for kind in _KINDS for key in kind}

@@ -161,8 +161,8 @@ class PettingzooSource(BridgeSource):
     """`none`, `index` (a team for each agent), or a map from agents' names to team numbers from
     0."""
     groups: Literal["none", "all", "behavior"] = "none"
-    """Which agents of an environment are in the same group and share its reward: none, all, or all
-    of a behavior."""
+    """Which agents of an environment are in one group and share the group's reward: none, all, or
+    all agents of a behavior."""
 
     def __post_init__(self) -> None:
         # super() would fail in a class that `slots=True` has replaced by a copy.
@@ -315,7 +315,8 @@ class FetchSource(EnvironmentParams):
             raise ContradictionError(
                 "platform", "the keys of 'url' give the platforms already; remove it"
             )
-        # The path is joined to the unpacked folder, so it must not lead out of it.
+        # The path is joined to the folder of the unpacked archive, and must not lead out of that
+        # folder.
         inside = PurePosixPath(self.executable or "x")  # "x" stands for any valid name
         if inside.is_absolute() or ".." in inside.parts:
             text = f"must be a path inside the archive, got {self.executable!r}"
@@ -361,7 +362,7 @@ class UnitySource(EnvironmentParams):
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The folders of the project that a build depends on; Unity writes the others itself."""
+        """The project's folders on which a build depends; Unity writes all other folders itself."""
         return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
 
 

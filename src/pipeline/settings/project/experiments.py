@@ -48,8 +48,8 @@ class RuntimeParams:
     """Device of the networks: `cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
     """`machine`: runs repeat bit for bit on one processor model. `portable`: runs repeat bit for
-    bit on every x86-64 CPU with AVX; they are slower, and need the device cpu. This does not
-    include the stage evaluate, because ONNX Runtime chooses its kernels itself."""
+    bit on every x86-64 CPU with AVX; they are slower, and need the device cpu. The stage evaluate
+    does not become portable, because ONNX Runtime chooses its kernels itself."""
 
     def __post_init__(self) -> None:
         # The variables of `machine.PORTABLE` choose kernels of CPUs only.
@@ -71,7 +71,7 @@ class DemonstrationParams:
     seed: CountOrZero | None = None
     """Seed of the environment and the policy; required if `file` is not given."""
     file: str | None = None
-    """An existing `.demo` file, for example recorded in Unity, in place of a recording."""
+    """An existing `.demo` file, for example from Unity, which is used in place of a recording."""
 
     def __post_init__(self) -> None:
         for key in ("environment", "episodes", "seed"):
@@ -126,7 +126,7 @@ class ResourceParams:
     """Time limit of the stage train in minutes."""
     gpus: CountOrZero = 0
     """Number of GPUs of the stage pretrain, and of each learner of the stage train;
-    `runtime.device` decides whether they are used."""
+    `runtime.device` decides whether the GPUs are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +154,8 @@ class ExperimentParams:
     """Number of processes that train one run together, each with its own environments; a change
     reruns the stage train."""
     exact: Literal["preferred", "required"] = "preferred"
-    """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
-    Does not affect the result."""
+    """`required`: interrupted training that cannot be resumed exactly restarts from the beginning;
+    `preferred`: such training is resumed. The key has no effect on uninterrupted training."""
     resources: ResourceParams = field(default_factory=ResourceParams)
     """Resource limits of the experiment's jobs."""
     base: str | None = field(default=None, metadata={"internal": True})
@@ -187,7 +187,8 @@ class ExperimentParams:
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
-        # A key without its stage is refused, too: the stage was probably forgotten.
+        # A stage without the key that it needs is refused, and so are demonstrations without the
+        # stage pretrain: the missing key or stage was probably forgotten.
         if "pretrain" in self.stages and self.demonstrations is None:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:

@@ -103,15 +103,15 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return `overrides` in canonical form: nested, with each value as the settings read it."""
+        """Return an experiment's overrides as a nested map of values in the resolved settings."""
         written = undotted(self.overrides(name), str(self.path))
-        # The values come from the resolved settings, where `1e-3` and `0.001` are the same value.
+        # The values come from the resolved settings, in which `1e-3` and `0.001` are equal numbers.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
         """Return the sections of params.yaml that stages depend on, in canonical form.
 
-        Equal values, such as `1e-3` and `0.001`, have equal text in it.
+        Equal values, such as `1e-3` and `0.001`, are equal text in the result.
         """
         # The run of a sweep's best configuration is left out, because it is not in the file.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
@@ -188,14 +188,14 @@ class Params:
         file = self.path.parent / experiment.trainer
         written = f"{experiment.overrides}{file.read_text('utf-8') if file.is_file() else ''}"
         if not any(group.has_plugins for group in groups) and not _CLASS.search(written):
-            return {}  # reading the trainer files of all experiments is slow
+            return {}  # no plug-in can be in use, and reading every trainer file would be slow
         # A sweep's choice is left out, because it is unknown when runs are planned.
         return self._trainer_file(name, experiment.overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
         """Return the parts of an experiment's trainer configuration that define its networks.
 
-        Pretraining depends only on these, so a new learning rate does not repeat it.
+        Pretraining depends only on these parts, so another learning rate does not repeat it.
         """
         full = to_mapping(self.run_settings(name))
         # The trainer type decides which networks there are, and restricts their width for POCA.
@@ -239,12 +239,12 @@ class Params:
 
 
 def load_params(path: Path | str = Path("params.yaml")) -> Params:
-    """Read `params.yaml` and check that all its references exist."""
+    """Read `params.yaml`; refuse invalid names, and references to entries that do not exist."""
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
-    # Each section is valid by itself now; the following checks concern references between sections.
-    # Names are checked first, because all other messages contain names.
+    # The values of each section are valid now; the following checks concern names that one section
+    # uses of another. Names are checked first, because all other messages contain names.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
         _check_names(root, section, mistakes)
@@ -281,7 +281,7 @@ def _check_demonstration(root: Node, read: Params, name: str) -> None:
     if file is None:
         _check_reference(root, f"{at}.environment", read.environments)
     elif Path(file) == Path(f"data/demos/{name}.demo"):
-        text = f"{file!r} is the output of the stage; move your file elsewhere"
+        text = f"{file!r} is the output of the stage demos; move your file elsewhere"
         raise fail_at(root, f"{at}.file", text)
 
 

@@ -1,6 +1,6 @@
 """`workflow/runs.yaml`: the table of runs that `dvc.yaml` expands.
 
-DVC can neither nest interpolation nor combine each experiment with its own seeds, so this module
+DVC can neither nest interpolations nor combine each experiment with its own seeds, so this module
 computes the table, from `params.yaml` and, for pretraining, the networks in the trainer files.
 Snakemake uses the same table.
 """
@@ -162,7 +162,8 @@ def _add_runs(
             # stage.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # The digest is of the networks only, so that another learning rate causes no rerun.
+                # Only settings of networks are in the digest, so that another learning rate causes
+                # no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
@@ -216,16 +217,16 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     n_stages = sum(map(len, table["runs"].values()))
     if n_stages > _MOST_STAGES:
         _log.warning(
-            "%s describes %d stages. DVC rewrites its lock file after each, which takes seconds "
-            "for more than %d: use Snakemake for a sweep of this size, or `dvc exp run --queue`.",
+            "%s describes %d stages. DVC rewrites its lock file after each stage, which takes "
+            "seconds with more than %d stages: use Snakemake, or `dvc exp run --queue`.",
             params.path,
             n_stages,
             _MOST_STAGES,
         )
     for line, at, first in shared_maps(params.path):
         _log.warning(
-            "%s:%d: %s is the map of %s, by an alias, so `dvc exp run -S` on one changes both; "
-            "write the map out where they may differ.",
+            "%s:%d: %s is an alias of the map %s, so `dvc exp run -S` changes both maps; write "
+            "the map out where they may differ.",
             params.path, line, at, first,
         )  # fmt: skip
     write_whole(path, _text_of(table))
@@ -243,7 +244,8 @@ def check_settings(params: Params) -> None:
                 settings = params.run_settings(name)
                 refuse_undecided(settings)
                 _check_demonstrations(params, name, settings)
-    # This comes before the trials, which would repeat mistakes of their experiment.
+    # These mistakes are raised before trials are checked, because a trial would repeat the mistakes
+    # of its experiment.
     mistakes.refuse()
     for name, sweep in params.sweeps.items():
         with mistakes:

@@ -1,6 +1,6 @@
 """`sweeps.<name>`: trials of many configurations of an experiment, and a run of the best one.
 
-Each configuration is a *trial*, with names from `<sweep>/001`. Drawn values depend only on the
+Each configuration is a *trial*, named `<sweep>/001` and so on. Drawn values depend only on the
 sweep's settings: a longer random sweep begins with the trials of a shorter one, and a new parameter
 does not change the drawn values of other parameters. Optuna's proposals also depend on earlier
 trials.
@@ -133,7 +133,7 @@ class BestParams:
     """`sweeps.<name>.best`: the best configuration, run as the experiment `<name>_best`."""
 
     seeds: tuple[CountOrZero, ...]
-    """Seeds that the sweep does not use, since the best of many trials is partly luck."""
+    """Seeds that the sweep does not use, because the best score of many trials is partly luck."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +151,7 @@ class SweepParams:
     """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
     """For random and optuna: number of configurations. A sweep with more configurations begins with
-    the trials of a sweep with fewer."""
+    the trials of a sweep with fewer configurations."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
@@ -185,8 +185,8 @@ class SweepParams:
         if repeated := sorted(set(self.best.seeds) & set(self.seeds)):
             raise ContradictionError(
                 "best",
-                f"seeds has {repeated}, with which the best configuration was chosen, so it would "
-                f"look too good with them; take seeds that are not among {list(self.seeds)}",
+                f"seeds has {repeated}, with which the best configuration was chosen, so its score "
+                f"would look too good; take seeds that are not among {list(self.seeds)}",
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:

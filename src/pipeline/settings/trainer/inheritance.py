@@ -25,7 +25,8 @@ class Defaults:
 def expanded(default: Node) -> Defaults:
     """Return `default_settings` in both forms: as written, and completed with all defaults."""
     settings = read(TrainerSettings, default, "default_settings")
-    # Merging the written nodes over the plain values keeps their lines for error messages.
+    # The written nodes are merged over the plain values, so that errors give the lines of the
+    # written nodes.
     filled = from_plain(to_map(settings), default.source, default.line)
     return Defaults(written=default, full=merge(filled, default))
 
@@ -34,8 +35,8 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     """Return a behavior's map of settings, merged over the map of `default_settings`.
 
     If the behavior has another trainer type than `default_settings`, it inherits a hyperparameter
-    only if `default_settings` have the key in the file and the behavior's trainer has the same key:
-    the user did not choose the defaults of another algorithm.
+    only if `default_settings` have the key in the file and the behavior's trainer has the same key,
+    because the user did not choose the default values of the other trainer.
     """
     # Deprecated keys are removed first, because the settings classes do not accept them.
     node = without_deprecated(node, path)
@@ -94,10 +95,11 @@ def _signal(node: Node, name: str, path: str) -> Node:
         return node
     entries = dict(node.value)
     _drop_conditioning(entries, path)
-    # The extrinsic signal has no network, so the key stays in its section and is refused as
-    # unknown.
+    # The extrinsic signal has no network, so `encoding_size` stays in its section and is refused as
+    # an unknown key.
     if name != "extrinsic" and "encoding_size" in entries:
-        # Curiosity, GAIL and RND had one number for their networks in old releases.
+        # In old releases, Curiosity, GAIL and RND had this one number for the width of their
+        # networks.
         size = entries.pop("encoding_size")
         text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
         if "network_settings" in entries:

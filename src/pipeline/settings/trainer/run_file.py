@@ -68,18 +68,20 @@ def load_run_settings(
             merged over the file before anything is checked. A node has the file and line of each
             value, for errors.
         overrides_from: how errors name the place of the overrides.
-        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`; its
-            parameters replace the file's.
-        sampler: a sampler file of before 0.18; its parameters are used instead of all others.
-        demonstrations_in: the folder of relative paths of demonstrations. If the file has mistakes,
-            missing demonstrations in this folder are reported with them. None to report only the
-            mistakes.
+        curriculum: a curriculum of ML-Agents before 0.18, as YAML, JSON or a folder of
+            `<Behavior>.json`; its parameters replace parameters of the same name in the file.
+        sampler: a sampler file of ML-Agents before 0.18; its parameters replace all others of the
+            same name.
+        demonstrations_in: the folder to which relative paths of demonstrations refer. If the file
+            has mistakes, demonstrations that are missing in this folder are reported together with
+            the mistakes. With None only the mistakes are reported.
 
     Raises:
         SettingsError: The file cannot be read, or has a mistake. The message has one line for each
             mistake, with file, line, key and remedy.
     """
-    # Conversion comes before the overrides, so that overrides always use present names.
+    # The file is converted before the overrides are merged, so that overrides always use the
+    # present names.
     present = read_present(path, curriculum=curriculum, sampler=sampler)
     document = present.document
     if overrides:
@@ -97,7 +99,7 @@ def load_run_settings(
     if mistakes.found and demonstrations_in is not None:
         mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
     mistakes.refuse()
-    _tell(present, path)  # this is last, so that a file with a mistake gives only one message
+    _tell(present, path)  # this is last, so that a file with a mistake gives only the error
     return replace(
         settings,
         from_file=path is not None,
@@ -148,7 +150,8 @@ def structure(document: Node) -> RunSettings:
         with mistakes:
             listed = entries_of(behaviors, "behaviors")
             for name, item in listed.items():
-                # The first error ends the loop, because a wrong indent moves all keys of a section.
+                # The first error ends the loop, because a wrong indent moves all keys of a section,
+                # and one error is enough.
                 _refuse_as_behavior(name, item)
             for name, item in listed.items():
                 with mistakes:
@@ -162,7 +165,7 @@ def structure(document: Node) -> RunSettings:
 
 
 def to_mapping(settings: RunSettings) -> dict[str, Any]:
-    """Return the plain map of a `configuration.yaml`: every key, in ML-Agents' order."""
+    """Return the plain map of a `configuration.yaml`: all keys of ML-Agents, in its order."""
     mapping: dict[str, Any] = to_map(settings)
     if settings.default_settings is not None:
         used = mapping["default_settings"]
@@ -170,8 +173,8 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
             written = mapping["behaviors"][name]
             for section in ("hyperparameters", "network_settings"):
                 _override(written[section], used[section], getattr(behavior, section))
-            # A signal that only the defaults have becomes null, which removes it. The network
-            # settings of other signals get the additions of the defaults, like the sections above.
+            # A signal that only the defaults have becomes null, so that the behavior does not
+            # inherit it. The network settings of other signals are treated like the sections above.
             for signal, inherited in used["reward_signals"].items():
                 if written["reward_signals"].setdefault(signal, None) is not None:
                     network = written["reward_signals"][signal]["network_settings"]
@@ -183,7 +186,7 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
     """Add to `written` the settings that it omits although `inherited` has them.
 
-    Without them, the behavior would get the values of `inherited` when the file is read.
+    Without these settings, the behavior would get the values of `inherited` when the file is read.
     """
     for key in setting_hints(type(values)):
         if key in inherited and key not in written:
@@ -227,7 +230,7 @@ def as_resolved(node: Node, resolved: Any) -> Any:
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
     # In a file a value may stand for a curriculum of one lesson, and a number for a constant
-    # sampler; the resolved form always has a curriculum.
+    # sampler; the resolved form always has the curriculum and the sampler.
     if "curriculum" in defaults and "curriculum" not in entries:
         return as_resolved(node, defaults["curriculum"][0]["value"])
     if "sampler_parameters" in defaults and not entries:
@@ -254,7 +257,7 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
-    """Yield an error for each path to demonstrations that do not exist in a folder."""
+    """Yield an error for each path in a `demo_path` that has no demonstrations in `folder`."""
     if path.endswith(".demo_path"):
         with contextlib.suppress(SettingsError):  # a value that is no path is reported elsewhere
             # The document is searched, because there are no settings if it has mistakes.
@@ -267,14 +270,14 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, without settings, or with too many behaviors."""
+    """Refuse a file of another kind, without settings, without behaviors, or with over 1,024."""
     entries = entries_of(document, "")
     # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
         raise fail(document, "", "has no settings; leave the file out to train with the defaults")
     behaviors = entries.get("behaviors")
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
-        text = "lists no behavior, and there are no default_settings; nothing could be trained"
+        text = "lists no behavior; add a behavior, or add default_settings for all behaviors"
         raise fail(behaviors, "behaviors", text)
     # An environment has at most 1,024 behaviors, and reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
@@ -296,7 +299,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
-            # If `behaviors:` has nothing below it, the keys after it probably have the wrong
+            # If a section such as `behaviors:` is empty, the keys after it probably have the wrong
             # indent.
             above = key if item.value is None else None
             continue
@@ -312,7 +315,8 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
             mistakes.found.append(fail(remaining.pop(key), key, text))
             continue
         section = "behaviors" if is_behavior else above
-        if section and not get_close_matches(key, known):  # a similar key is a misspelt section
+        # A key that is similar to a known key is probably misspelt, and not misplaced.
+        if section and not get_close_matches(key, known):
             text = f"is at the top level of the file; indent it below '{section}:'"
             wrong = fail(remaining.pop(key), key, text)
             if section not in told:  # all entries of a section give one error
@@ -389,8 +393,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
-            # The lesson is taken from the document, because its nodes have lines and the settings
-            # do not.
+            # The lesson is taken from the document, because nodes have lines and settings do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
             if all_listed and criteria.behavior not in settings.behaviors:
@@ -431,10 +434,10 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return a text for each behavior without demonstrations in `folder`, by the behavior's name.
+    """Return a text for each behavior that lacks demonstrations in `folder`, by its section's key.
 
     The text is about the first path that has no demonstrations. If no behavior is listed,
-    `default_settings` are checked. `made` has paths that a stage writes.
+    `default_settings` are checked. Paths in `made` are not checked, because a stage writes them.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
@@ -481,7 +484,7 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
 
 def refuse_undecided(settings: RunSettings) -> None:
     """Refuse `steps_per_update: auto`, with which equal inputs would have different results."""
-    # A number that depends on measured times differs between machines, and the results with it.
+    # A number that depends on measured times differs between machines, and so do the results.
     for section in settings.undecided():
         key = f"{section}.hyperparameters.steps_per_update"
         place = settings.place_of(key)

@@ -1,7 +1,7 @@
 """The settings of the present configuration format, as frozen dataclasses.
 
 Networks, demonstrations and reward signals come first, then the hyperparameters and the settings of
-a behavior, then what the environment is sent, and last the whole file.
+a behavior, then the parameters that environments get, and last the sections of the whole file.
 """
 
 import itertools
@@ -61,7 +61,8 @@ EncoderClass = Annotated[str, OWN_ENCODERS]
 """`module:Class` in a file of the user, or the name of an encoder of an installed package."""
 Activation = Literal["swish", "relu", "tanh", "elu", "gelu", "leaky_relu"]
 """Activation function of dense layers; `gelu` is its tanh form (arXiv 1606.08415)."""
-# An addition to the format is written only where it is set, because ML-Agents refuses unknown keys.
+# An addition to the format is written only if it differs from its default, because ML-Agents
+# refuses unknown keys.
 _ADDITION = {"addition": True}
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
@@ -122,7 +123,7 @@ class NetworkSettings:
 
     @property
     def encoded_size(self) -> int:
-        """Size of an encoded image, the width of the first hidden layer."""
+        """Size of an encoded image: it equals the width of the first hidden layer."""
         units = self.hidden_units
         return units[0] if isinstance(units, tuple) else units
 
@@ -295,11 +296,11 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
 Schedule = Literal["linear", "constant"]
 """Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
-# This is ML-Agents' default. A run with the default of max_steps, which is equal, has one
+# This is ML-Agents' default. The default of max_steps is equal, so a run with both defaults has one
 # checkpoint.
 _DEFAULT_INTERVAL = 500000
 
-# Settings must not import torch, so a test compares this number with the network's.
+# Settings must not import torch, so a test compares this number with the number in the network.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
@@ -330,7 +331,7 @@ class HyperparameterSettings:
     learning_rate_schedule: Schedule = "linear"
     """Schedule of the learning rate until max_steps."""
     max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
-    """Largest norm of a gradient; longer gradients are scaled down to it; null for no limit."""
+    """Largest norm of a gradient; larger gradients are scaled to this norm; null for no limit."""
 
     @property
     def minibatches_per_step(self) -> float:
@@ -358,7 +359,7 @@ class OnPolicySettings(HyperparameterSettings):
     0.9 to 0.99."""
     num_epoch: Count = 3
     """Epochs: passes over the buffer in an update. Typical: 3 to 10."""
-    # Both schedules end above zero, see `algos.schedules`.
+    # The schedules of beta and epsilon end above zero, see `algos.schedules`.
     beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
     """Schedule of beta; default: learning_rate_schedule if that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
@@ -417,7 +418,7 @@ class OffPolicySettings(HyperparameterSettings):
 
     batch_size: Count = 128
     """Number of experiences in a minibatch. Typical: 64 to 1024."""
-    # A replay keeps experience, so it is larger than a rollout and its rows are used many times.
+    # A replay buffer keeps experiences for many updates, so it is larger than the buffer of PPO.
     buffer_size: Count = 50000
     """Capacity of the replay buffer in experiences. Typical: 20000 to 1000000."""
     learning_rate_schedule: Schedule = "constant"
@@ -439,7 +440,8 @@ class OffPolicySettings(HyperparameterSettings):
     )
     """Agent steps for each update of the reward signals, or `auto`; default: the value of
     steps_per_update."""
-    # With memory a row is a whole sequence, and the rewards after its end are not in the row.
+    # With memory, a row of the replay buffer is a whole sequence, and the rewards after the
+    # sequence, which an n-step return would need, are not in the row.
     n_steps: Count = field(default=1, metadata=_ADDITION)
     """Number of steps of an n-step return: how many rewards are added up before the value of a
     state is used (Sutton 1988); must be 1 with memory."""
@@ -544,7 +546,8 @@ _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
-# The values are settings of PPO; `_without_foreign` changes `beta` to SAC's `init_entcoef`.
+# Terms for the weight of the entropy have PPO's `beta` here; for SAC `_without_foreign` changes it
+# to `init_entcoef`.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -571,7 +574,7 @@ def places_in_behavior() -> dict[str, str]:
     """
     hints = setting_hints(TrainerSettings)
     places = {name: name for name in hints}
-    # This section is added by hand, because its type depends on trainer_type.
+    # The section `hyperparameters` is added by hand, because its type depends on trainer_type.
     sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
     for section, hint in (*sections, *hints.items()):
         for name in keys_below(hint):
@@ -620,8 +623,8 @@ class SelfPlaySettings:
     500000."""
     # The default is that of ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
-    """Number of steps after which an opponent changes to another snapshot. Typical: 2000 to 100000.
-    """
+    """Number of the opponents' decisions after which opponents are drawn again. Typical: 2000 to
+    100000."""
     # Opponents are not only the newest snapshot, so that the policy does not forget old opponents.
     window: Count = 10
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
@@ -642,7 +645,7 @@ class BehavioralCloningSettings:
     steps: CountOrZero = 0
     """Agent steps over which the learning rate decreases to 0; 0 for a constant learning rate in
     the whole run."""
-    # Cloning has its own Adam, so this scales a learning rate and not a loss.
+    # Cloning has its own Adam, so `strength` scales a learning rate and not a loss.
     strength: NonNegative = 1.0
     """Learning rate of cloning, as a multiple of the policy's learning rate. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
@@ -682,14 +685,14 @@ class TrainerSettings:
     max_steps: Count = 500000
     """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Maximum number of steps of an agent's trajectory; a longer one is cut, and its return is
-    completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64 with
-    sac and xqc."""
+    """Maximum number of steps of an agent's trajectory; a longer trajectory is cut, and its return
+    is completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64
+    with sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
-    """Whether environments step while the networks learn; they use the policy from before the
-    update. Such runs still repeat exactly."""
+    """Whether environments step while the networks learn; the actions in these steps come from the
+    policy before the update. Runs with `threaded` still repeat exactly."""
     self_play: SelfPlaySettings | None = None
     """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
@@ -697,13 +700,14 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The class must be this very class, because a plug-in's class may extend the class of
+        # The class must be exactly `expected`, because a plug-in's class may extend the class of
         # another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
-        # The following checks concern several keys, which the types of single keys cannot express.
+        # Each of the following checks concerns several keys, so the type of a key cannot express
+        # it.
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         # A minibatch has complete sequences, so it must not be smaller than one sequence.
         if memory is not None and memory.sequence_length > batch_size:
@@ -728,7 +732,8 @@ class TrainerSettings:
 
     def _refuse_contrary_options(self) -> None:
         h = self.hyperparameters
-        # A replay row with memory is a sequence, and the memory has no place for held noise.
+        # With memory, a row of the replay buffer is a sequence without the rewards after it, which
+        # n-step returns need; and the memory has no place for held noise.
         if isinstance(h, OffPolicySettings) and self.network_settings.memory is not None:
             for key in ("n_steps", "held_noise"):
                 if (value := getattr(h, key)) > 1:
@@ -736,12 +741,12 @@ class TrainerSettings:
                     raise ContradictionError(f"hyperparameters.{key}", text)
         is_constant = h.learning_rate_schedule == "constant"
         if isinstance(h, OnPolicySettings) and h.desired_kl is not None and not is_constant:
-            text = "decides the learning rate by itself; set learning_rate_schedule: constant"
+            text = "adapts the learning rate to the KL; set learning_rate_schedule: constant"
             raise ContradictionError("hyperparameters.desired_kl", text)
 
     @property
     def networks(self) -> list[NetworkSettings]:
-        """Settings of the policy's network, then of each reward signal's."""
+        """Settings of the policy's network, and then of the network of each reward signal."""
         signals = (signal.network_settings for signal in self.reward_signals.values())
         return [self.network_settings, *signals]
 
@@ -780,17 +785,18 @@ class TrainerSettings:
         rare = [("summary_freq", self.summary_freq, "no summary and no learning curve is written")]
         # The default gets no warning, because it is common in files that list every key.
         if self.checkpoint_interval != _DEFAULT_INTERVAL:
-            effect = "only the end of the run leaves a checkpoint"
+            effect = "the run saves a checkpoint only at its end"
             rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
         if self.self_play is not None:
-            effect = "opponents play the policy of the start or the newest"
+            effect = "opponents play only the initial policy or the newest policy"
             rare.append(("self_play.save_steps", self.self_play.save_steps, effect))
             effect = "the learning team does not change"
             rare.append(("self_play.team_change", self.self_play.team_change, effect))
         if self.behavioral_cloning is not None:
             effect = "cloning does not fade out before the end"
             rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
-        # These are warnings and not errors, because a short test run may want exactly this.
+        # These are warnings and not errors, because a short test run may have such sizes on
+        # purpose.
         for key, steps, effect in rare:
             if steps > self.max_steps:
                 yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
@@ -911,8 +917,8 @@ class SamplerSettings:
         if not isinstance(node.value, dict):
             expected = "a number, a sampler or a curriculum"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        # ML-Agents requires both keys and ignores all others; here others are refused, because they
-        # may be misspelt.
+        # ML-Agents requires both keys and ignores all other keys; here other keys are refused,
+        # because they may be misspelt.
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -1016,8 +1022,8 @@ class CompletionCriteria:
     min_lesson_length: CountOrZero = 0
     """Minimum number of episodes before the lesson can end."""
     signal_smoothing: bool = True
-    """For the measure `reward`: whether a new mean return is averaged with its last smoothed value:
-    0.75 x new + 0.25 x last."""
+    """For the measure `reward`: whether mean returns are smoothed: 0.75 x new mean return + 0.25 x
+    last smoothed value."""
     threshold: float = 0.0
     """The lesson ends when the measure exceeds this number; in [0, 1] for progress."""
     require_reset: bool = False
@@ -1034,12 +1040,12 @@ class CompletionCriteria:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """One lesson of a curriculum: a value or a sampler, used until its criteria are met."""
+    """One lesson of a curriculum: a value or sampler, used until the lesson's criteria are met."""
 
     name: str
     """Name of the lesson, shown in logs."""
     completion_criteria: CompletionCriteria | None = None
-    """When the next lesson begins; null for the last one."""
+    """When the next lesson begins; null for the last lesson."""
     value: SamplerSettings
     """Value or sampler that the environment gets during the lesson."""
 
@@ -1181,16 +1187,16 @@ class TorchSettings:
     # The device is a plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
     """Device of the networks: `cpu`, `cuda`, `cuda:0`, ... Null: the device on which decisions and
-    minibatches of the run's own shapes take the least time; it is measured at the start of a
-    behavior, and kept when the run is resumed. With several learners null means cuda if there is a
-    GPU."""
+    minibatches of the run's own shapes take the least time; the times are measured at the start of
+    a behavior, and the device is kept when the run is resumed. With several learners null means
+    cuda if there is a GPU."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
     threads: Count | None = None
     """Number of torch's threads. Null: 1, 2, 4, ... threads are timed at the start of a run, up to
-    the number of cores that the environments leave free; the least number that is at most 5 %
-    slower than the fastest one is used, and is kept when the run is resumed. The number affects how
-    sums are rounded: give a number for a run that others repeat."""
+    the number of cores that the environments leave free; the smallest number that takes at most 5 %
+    more time than the fastest number is used, and is kept when the run is resumed. The number
+    affects how sums are rounded: give a number for a run that others repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1226,7 +1232,10 @@ class RunSettings:
     dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return the place (`file:line`) of a behavior's dotted key, or of its default."""
+        """Return the place (`file:line`) of a behavior's dotted key, or else of its default.
+
+        The default is the same key in `default_settings`. None if the file has neither.
+        """
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
@@ -1235,8 +1244,8 @@ class RunSettings:
         """Return the settings of a behavior; `name` may end with `?team=` and a number.
 
         Raises:
-            SettingsError: The file neither lists the behavior nor has default_settings, or it names
-                a removed trainer for it.
+            SettingsError: The file neither lists the behavior nor has default_settings, or gives
+                the behavior a trainer that was removed.
         """
         # Teams of a behavior share its settings.
         plain = name.split("?", maxsplit=1)[0]
@@ -1289,7 +1298,7 @@ class RunSettings:
     def with_pace(self, name: str, pace: float) -> "RunSettings":
         """Return these settings with a number in place of a behavior's `steps_per_update: auto`."""
         trainer = self.for_behavior(name).with_pace(pace)
-        # An unlisted behavior must stay unlisted, because its seed depends on the list.
+        # An unlisted behavior must stay unlisted, because its seed depends on the listed behaviors.
         if name not in self.behaviors:
             return replace(self, default_settings=trainer)
         return replace(self, behaviors={**self.behaviors, name: trainer})

@@ -121,7 +121,7 @@ def test_section_whose_value_is_a_section_name_gets_the_settings_of_the_named_se
         ),
     ],
 )
-def test_mistake_in_a_flat_file_is_reported_with_keys_of_its_format(loaded, text, message):
+def test_error_about_a_flat_file_names_the_keys_of_the_flat_file(loaded, text, message):
     assert message in refusal(SettingsError, loaded, text)
 
 
@@ -146,7 +146,7 @@ def test_sac_keys_num_update_and_train_interval_become_steps_per_update(loaded, 
     hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
     assert hyperparameters.steps_per_update == 0.5
     assert hyperparameters.reward_signal_steps_per_update == 0.25
-    assert any("multiply it by the number of agents" in line for line in warnings(caplog))
+    assert any("multiply this by the number of agents" in line for line in warnings(caplog))
 
 
 def test_steps_per_update_in_a_flat_file_of_release_0_16_has_precedence_over_num_update(
@@ -189,7 +189,7 @@ def test_gail_signal_without_encoding_size_keeps_the_old_default_of_64_hidden_un
     )
 
 
-def test_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
+def test_old_file_with_a_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
     text = PPO.replace("learning_rate_schedule: linear", "learning_rate_schedule: constant")
     hyperparameters = loaded(text).default_settings.hyperparameters
     assert hyperparameters.learning_rate_schedule == "constant"
@@ -238,7 +238,9 @@ def test_repeated_yaml_merge_keys_of_an_old_file_merge_both_maps(loaded):
     assert loaded(text) == loaded(EARLY)
 
 
-def test_unknown_key_is_warned_about_with_line_and_similar_key(loaded, caplog):
+def test_warning_about_an_unknown_key_of_an_old_file_names_the_line_and_a_similar_key(
+    loaded, caplog
+):
     loaded(PPO + "Agent:\n  bufer_size: 5\n")
     (line,) = warnings(caplog)
     assert (
@@ -248,7 +250,7 @@ def test_unknown_key_is_warned_about_with_line_and_similar_key(loaded, caplog):
     assert "did you mean 'buffer_size'?" in line
 
 
-def test_missing_required_keys_are_warned_about_and_get_present_defaults(loaded, caplog):
+def test_missing_keys_that_old_releases_required_get_present_defaults_and_a_warning(loaded, caplog):
     settings = loaded("Agent: {trainer: ppo, batch_size: 20, hidden_units: 7, max_steps: 5}\n")
     assert settings.behaviors["Agent"].hyperparameters == PPOSettings(batch_size=20)
     (line,) = warnings(caplog)

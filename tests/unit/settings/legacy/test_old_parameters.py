@@ -104,7 +104,7 @@ def test_curriculum_without_a_behavior_name_is_refused_if_there_are_several_beha
         loaded(TRAINER, curriculum=written(ONE, "lesson-plan.json"))
 
 
-def test_missing_curriculum_fields_get_the_defaults_of_the_old_release(loaded, written):
+def test_missing_curriculum_keys_get_the_defaults_of_the_old_release(loaded, written):
     short = {key: CURRICULUM[key] for key in ("measure", "thresholds", "parameters")}
     path = written(json.dumps(short), "Walker.json")
     height = loaded(TRAINER, curriculum=path).environment_parameters["height"]
@@ -248,7 +248,7 @@ def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
     assert message in error
 
 
-def test_curriculum_sampler_or_trainer_file_is_refused_by_the_option_for_another_kind(
+def test_curriculum_sampler_or_trainer_file_is_refused_where_another_kind_of_file_is_expected(
     loaded, written, single
 ):
     samplers = written(SAMPLERS, "s.yaml")

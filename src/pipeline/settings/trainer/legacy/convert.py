@@ -42,12 +42,12 @@ class Family(Enum):
 
     FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
     FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
-    SECTIONS = "ML-Agents 0.17 ('curriculum' or 'parameter_randomization' of their own)"
+    SECTIONS = "ML-Agents 0.17 (with a section 'curriculum' or 'parameter_randomization')"
     PRESENT = "ML-Agents 0.18 and later"
 
 
 def kind_of(document: Node) -> Kind:
-    """Return the kind of a document, which its keys show; `trainer` if the keys do not show it."""
+    """Return the kind of a document, found by its keys; `trainer` if the keys fit no kind."""
     entries = _map(document)
     # Keys of a trainer file are checked first, because it may have sections with curricula and
     # samplers.
@@ -55,14 +55,15 @@ def kind_of(document: Node) -> Kind:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
-    # A present trainer file has samplers too, but its key `environment_parameters` was found above.
+    # A trainer file of the present format has samplers too, but was recognised above by its key
+    # `environment_parameters`.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
 
 def is_curriculum(node: Node) -> bool:
     """Return whether a node is a map with at least two keys of a curriculum."""
-    # Two keys are needed, because one alone may be the name of a parameter or a behavior.
+    # Two keys are needed, because one key alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
 
@@ -78,8 +79,8 @@ def family_of(document: Node) -> Family:
         return Family.PRESENT
     # The remaining top-level keys are names of behaviors, or typing errors.
     has_default = "default" in entries and isinstance(entries["default"].value, dict)
-    # A section of a flat file that lacks its trainer must get an error about this, and not one
-    # about an unknown key.
+    # A section without `trainer` is flat if it has two keys of flat files, so that the error is
+    # about the missing trainer, and not about unknown keys.
     flat = any(
         is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
         for item in entries.values()
@@ -232,7 +233,7 @@ def _merged(
     for part in parts:
         for name, node in part.items():
             if name in parameters:
-                text = f"is also defined in {parameters[name].where}; this one is used"
+                text = f"is also defined in {parameters[name].where}; the definition here is used"
                 changes.note(node, f"{_PARAMETERS}.{name}", text)
             parameters[name] = node
     return replace(present or document, value=parameters, text=None)
@@ -256,7 +257,7 @@ def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes)
         at = place.format(behavior)
         for name, parameter in _convert_curriculum(behavior, node, at, changes).items():
             if name in parameters:
-                text = "is also in another curriculum; this one is used"
+                text = "is also in another curriculum; the values of this curriculum are used"
                 changes.note(parameter, f"{at}.parameters.{name}", text)
             parameters[name] = parameter
     return parameters
@@ -273,13 +274,13 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
             near = f" (there is {unknown[0]!r})" if unknown else ""
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
-    # This is checked here, because the present format also accepts the measure elo.
+    # The measure is checked here, because the present format also accepts the measure elo.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
         "behavior": from_plain(behavior, node.source, node.line),
     }
-    # These keys had other defaults than in the present format.
+    # In old releases these keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
             shared[key] = entries[key]
@@ -325,12 +326,9 @@ def _numbers(node: Node, at: str) -> list[Node]:
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the samplers in a map.
-
-    `below` is the key path of the map.
-    """
+    """Return `environment_parameters` with the samplers of a map; `below` is the map's key path."""
     entries = dict(entries_of(document, below))
-    # This key is in the same map as the samplers, but is not a sampler.
+    # The key `resampling-interval` is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))
@@ -338,7 +336,7 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
         text = "has no equivalent: the environment draws a value whenever it reads the parameter"
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
-        raise fail(document, below, "has no sampler; remove it or fill it in")
+        raise fail(document, below, "has no sampler; add one, or leave this file or section out")
     return {
         name: _convert_sampler(node, name, join(below, name), changes)
         for name, node in entries.items()
@@ -379,7 +377,7 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     """Return the content of a file: JSON if its name ends in `.json`, else YAML.
 
     In files of old formats a repeated key takes its last value, as in ML-Agents; `changes` gets a
-    note about it.
+    note about each repeated key.
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
@@ -427,12 +425,13 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
     for file in sorted(path.iterdir()):
-        # Unity writes a .meta file for every file
+        # Unity writes a .meta file for every file, and systems and editors write hidden files.
         if file.name.startswith(".") or file.suffix == ".meta":
             continue
         if file.suffix != ".json":
             raise SettingsError(
-                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this one."
+                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this "
+                "file elsewhere."
             )
         curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
@@ -441,7 +440,7 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
 
 
 def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
-    """Return the content of a curriculum or sampler file; `changes` gets notes for the user.
+    """Return the content of a curriculum or sampler file; `changes` gets notes on repeated keys.
 
     A file that is clearly of another kind is refused.
     """
@@ -461,10 +460,10 @@ def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
 
 
 def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, Node]:
-    """Return the curricula of a file by behavior; a single curriculum is assigned to a behavior."""
+    """Return the curricula of a file by behavior, also if the file does not name the behavior."""
     entries = entries_of(document, "")
     if not entries:
-        raise fail(document, "", "has no curriculum; remove the file or fill it in")
+        raise fail(document, "", "has no curriculum; add a curriculum, or leave the file out")
     # From 0.14 on a file has a curriculum under each behavior's name.
     if not (is_curriculum(document) or entries.keys() & set(CURRICULUM_KEYS)):
         return entries

@@ -1,6 +1,7 @@
-"""Conversion of flat files: a default section, and a section or its name for each behavior.
+"""Conversion of flat files, which have a default section and a section for each behavior.
 
-`convert_section` converts one section into a behavior, `FlatFile` converts all sections.
+A behavior may have the name of another section in place of its own section. `convert_section`
+converts one section into a behavior, `FlatFile` converts all sections.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _SAME_NAME = {
 MOVED: dict[str, tuple[str, ...]] = {
     key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
 } | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
-"""The new place of each key of a flat section that keeps its value."""
+"""The new key path of each key of a flat section that is moved without a change of its value."""
 
 _SET_BY_PROGRAM = "was set by ML-Agents; runs are written to checkpoint_settings.results_dir"
 GONE: dict[str, str] = {
@@ -74,7 +75,7 @@ REQUIRED: dict[str, list[str]] = {
     "ppo": f"{_ALWAYS} beta epsilon lambd num_epoch".split(),
     "sac": f"{_ALWAYS} buffer_init_steps init_entcoef tau".split(),
 }
-"""Keys that ML-Agents required, without those that were renamed later."""
+"""The keys that ML-Agents required for each trainer, without keys that were renamed later."""
 
 _LEARNED = ("curiosity", "gail", "rnd")
 SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
@@ -103,7 +104,7 @@ _GAIL_UNITS = 64
 
 @dataclass(frozen=True, slots=True)
 class FormatChange:
-    """A change of one key of an old file, or a note about it."""
+    """A change of one key of an old file, or a note about the key."""
 
     kind: Literal["moved", "gone", "note"]
     """Whether the key moved to a new key, was removed without an equivalent, or has only a note."""
@@ -150,7 +151,7 @@ class Section:
     """A section under conversion: its remaining keys, and the behavior built from them."""
 
     entries: dict[str, Node]
-    """The section's keys merged over the default section's."""
+    """The section's keys, merged over the keys of the default section."""
     node: Node
     """The section itself, which has the line for messages."""
     old: str
@@ -160,8 +161,8 @@ class Section:
     changes: Changes
     """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
-    """Places (`file:line`) of keys that come from another section, which reports changes of them.
-    """
+    """Places (`file:line`) of keys that come from another section; their changes are reported when
+    that section is converted."""
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
@@ -178,7 +179,7 @@ class Section:
         return node.where not in self.inherited
 
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
-        """Set the behavior's value at `place` from the section's key `old`."""
+        """Set the behavior's value at `place` to `node`, which the section has at the key `old`."""
         self._set(node, place)
         # A change is recorded where the key is written, not again for each behavior that inherits
         # it.
@@ -187,7 +188,7 @@ class Section:
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Set `place` to ML-Agents' old default, which is not today's; `at` gives the line."""
+        """Set `place` to the old default `value`, which is not today's; `at` gives the line."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
@@ -195,7 +196,7 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set the steps per update `key`, which has replaced SAC's counts of updates."""
+        """Set the hyperparameter `key`: agent steps per update, in place of a count of updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
@@ -219,7 +220,7 @@ class Section:
 
 
 def convert_section(section: Section) -> Node:
-    """Return the behavior of a section with a valid `trainer`."""
+    """Return the behavior that a section describes; the section's `trainer` must be valid."""
     # Keys that remain after all conversions are unknown.
     section.left = dict(section.entries)
     _put_trainer(section)
@@ -253,8 +254,8 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
-        # ML-Agents refused a section without these keys; the present defaults make it usable, with
-        # a note.
+        # ML-Agents refused a section without these keys; here the section gets the present
+        # defaults, with a note.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
@@ -303,10 +304,10 @@ def _put_updates(section: Section) -> None:
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
-    # Old files gave the updates after a number of environment steps; the present key gives the
-    # steps per update.
+    # Old files gave the number of updates after a number of environment steps; the present key
+    # gives the number of steps for each update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
-    text = "train_interval / num_update; it counts the steps of every agent, so multiply it by the"
+    text = "train_interval / num_update; all agents' steps count now, so multiply this by the"
     for key, node in counters.items():
         section.put_ratio(node, ratio, "steps_per_update", old=key, text=f"{text} number of agents")
 
@@ -363,8 +364,8 @@ def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> Non
 
 
 def _put_schedules(section: Section) -> None:
-    """Write linear schedules of beta and epsilon, which until 0.16 always decreased."""
-    # Today beta and epsilon copy a constant learning rate schedule, which old releases did not do.
+    """Write linear schedules of beta and epsilon: until 0.16 both values always decreased."""
+    # Today the schedules of beta and epsilon copy a constant schedule of the learning rate.
     rate = section.behavior.get("hyperparameters", {}).get("learning_rate_schedule")
     if section.kind == "ppo" and rate is not None and rate.value == "constant":
         for key in ("beta_schedule", "epsilon_schedule"):
@@ -424,12 +425,12 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
         elif key == key_of_today:
             section.put(node, "hyperparameters", key_of_today, old=old)
         elif key_of_today not in updates:
-            # The key is read from `entries`, because it was removed from `left`.
+            # `train_interval` is read from `entries`, because it was removed from `left`.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
             # This conversion is the same as for the policy's updates in `_put_updates`.
             ratio = float(steps / read(Positive, node, join(section.old, old)))
-            text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
+            text = "train_interval / reward_signal_num_update; multiply by the number of agents"
             section.put_ratio(node, ratio, key_of_today, old=old, text=text)
 
 
@@ -462,7 +463,7 @@ class FlatFile:
     """The sections of a flat file, and their conversion."""
 
     sections: dict[str, Node]
-    """Sections by name, including `default`: maps, or the name of another section."""
+    """Sections by name, including `default`; each is a map, or the name of another section."""
     below: str
     """Key path of the sections: empty, or `behaviors`."""
     changes: Changes
@@ -573,8 +574,9 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Return whether a section imitates without a demonstration, and record such a section.
+        """Return whether a section has an imitation trainer but no demonstration.
 
+        Such a section is recorded in `refused` and in `changes`, unless it is the default section.
         Refuses a section with a missing or unknown trainer.
         """
         old = join(self.below, name)
@@ -585,7 +587,7 @@ class FlatFile:
         at = entries["trainer"]
         named = choice(at, join(old, "trainer"), (*HYPERPARAMETERS, *IMITATING_TRAINERS))
         cloning = (entries[key].value for key in _CLONING if key in entries)
-        # With a behavioral_cloning map, the section's own demonstration is not used.
+        # If there is a behavioral_cloning map, the demo_path of the section itself is not used.
         learned_from = next((map_ for map_ in cloning if isinstance(map_, dict)), entries)
         if named not in IMITATING_TRAINERS or learned_from.get("demo_path") is not None:
             return False
