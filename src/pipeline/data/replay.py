@@ -303,7 +303,7 @@ class Replay:
         if n_rows > self.capacity:
             raise ValueError(
                 f"the saved replay has {n_rows} rows, and buffer_size is {self.capacity}; set "
-                "buffer_size to at least this number of rows"
+                f"buffer_size to {n_rows} or more"
             )
         at = (self.n_added + np.arange(n_rows)) % self.capacity
         for name, stored in self._rows.items():

@@ -59,8 +59,9 @@ def import_table(
         behavior: name of the behavior.
         spec: specification of the behavior.
         target: path of the `.demo` file.
-        columns: column names by field, for fields that have other column names.
-        action_scale: divisors of the recorded continuous actions: one number, or one for each.
+        columns: column names by field, for fields with columns of other names.
+        action_scale: divisors of the recorded continuous actions: one for all actions, or one for
+            each action.
 
     Returns:
         Lines of text about the values that were read, checked and written.
@@ -172,7 +173,7 @@ def _observation(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
             f"observation {spec.name} has {shape}; transpose it (images are channels first)"
         )
-    # An image with bytes 0 and 1 only has values from 0 to 1; it is not a dark image.
+    # Bytes that are only 0 and 1 are taken for values in 0..1, and are not divided by 255.
     is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
     is_bytes = is_bytes and bool(numbers.values.max(initial=0) > 1)
     values = numbers.values.astype(np.float32)
@@ -244,7 +245,7 @@ def _continuous(
             f"above 0, or {size}, one for each continuous action"
         )
     values: AnyArray = numbers.values / np.array(scale)
-    # `not (a <= b)` is also true for NaN and infinity.
+    # Unlike `a > b`, the expression `~(a <= b)` is also True for NaN.
     beyond = ~(np.abs(values) <= 1 + _ROUNDING) & ~idle[:, None]
     largest = np.nanmax(np.abs(numbers.values), axis=0)
     _refuse(

@@ -26,7 +26,8 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# After this many steps, a warning names behaviors that lessons measure but that are missing.
+# After this many steps, a warning names the behaviors that lessons measure but that the environment
+# has not shown.
 _STEPS_TO_SHOW_UP = 20
 # Weight of the old value in a smoothed measure, as in ML-Agents' EnvironmentParameterManager.
 _OLD_SHARE = 0.25
@@ -103,8 +104,8 @@ class Curriculum:
         """Record the progress of a behavior.
 
         `returns` are the returns of the episodes that ended since the last call; `step` is the
-        number of agent steps so far, and `max_steps`, above 0, their number in training; `elo` is
-        the rating in self-play.
+        number of agent steps so far, and `max_steps`, above 0, the number after which training
+        ends; `elo` is the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -299,7 +300,7 @@ class Lessons:
         self.curriculum.load_state_dict(saved["curriculum"])
         if exact:
             pending = saved["pending"]
-            known = self.curriculum.numbers  # the configuration may no longer have a parameter
+            known = self.curriculum.numbers  # a saved parameter may not be in the settings any more
             self._pending = Change(
                 parameters=tuple(name for name in pending["parameters"] if name in known),
                 must_reset=bool(pending["must_reset"]),

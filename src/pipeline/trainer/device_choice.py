@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 _N_TIMED = 7
 _WORTH_MORE = 1.05
-"""A smaller number of threads is chosen if its time is at most this factor times the shortest."""
+"""A smaller number of threads is chosen if its time is at most this factor times the shortest time.
+"""
 
 
 def devices_here() -> list[torch.device]:

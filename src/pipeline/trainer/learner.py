@@ -91,7 +91,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """Synchronises this learner with those of other processes; None in a single process."""
+        """Synchronises this learner with the learners of other processes; None without others."""
         self.step = 0
         self.n_updates = 0
         self.last_update: Mapping[str, float] = {}
@@ -397,7 +397,7 @@ class Learner:
             self.sync.steps += closed.n_rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which training continues, without the entry `experience`."""
+        """Return the state from which training continues, without the rows of `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,

@@ -358,7 +358,7 @@ class TrainingLoop:
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
-        # `held` is the number of rows that waited for an update at the last synchronisation. None
+        # `n_held` is the number of rows that waited for an update at the last synchronisation. None
         # means that the run is new or does not continue exactly; processes of rank 1 and above then
         # seed their random streams by their rank.
         n_held = (saved or {}).get("held", 0) if self._exact else None
@@ -396,7 +396,7 @@ class TrainingLoop:
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number, which unlisted behaviors share."""
+        """Replace `steps_per_update: auto` by a number; behaviors of default_settings share it."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:

@@ -25,11 +25,12 @@ _log = logging.getLogger(__name__)
 _N_EXCHANGES = 200
 """Number of recent exchanges with the environments; their median time is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Largest number of timed rounds; and updates in a round, a multiple of `policy_delay` 1 to 4."""
+"""Largest number of timed rounds, and number of updates in a round: a multiple of every
+`policy_delay` from 1 to 4."""
 _MOST_S = 2.0
 """Seconds of measured time after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""The log recommends `threaded: true` if this factor times as many updates, or more, could then run
+"""The log recommends `threaded: true` if at least this factor times as many updates could then run
 while the environments work."""
 
 

@@ -17,7 +17,7 @@ from pipeline.settings import RunSettings
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
-# Share of the demonstrated steps on which only the loss is measured.
+# Share of the demonstrated steps that are held out: their loss is measured, but not learned from.
 CHECKED = 0.1
 
 

@@ -108,7 +108,7 @@ class Statistics:
                     self._distributions[name].append(value)
 
     def reward_spread(self) -> float:
-        """Return the population standard deviation of the returns; 0 for fewer than two."""
+        """Return the population standard deviation of the returns; 0 for fewer than two returns."""
         # `statistics.pstdev` is not used, because its exact fractions take longer for many values.
         n = len(self.returns)
         if n < 2:

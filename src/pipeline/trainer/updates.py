@@ -137,8 +137,8 @@ class Overlap(Updates):
 
     Args:
         algorithm: the algorithm that learns; a copy of its policy acts during an update.
-        steps_per_row: number of the loop's steps for each row of an update, which is computed in a
-            thread; None to compute updates between the loop's steps.
+        steps_per_row: if an update runs in a thread, the number of the loop's steps that it may
+            take for each row of the rollout; None to compute updates between the loop's steps.
     """
 
     is_spread = True

@@ -138,7 +138,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
 def _unknown_step(pickle: bytes) -> str | None:
     """Return the first opcode or name in a pickle that no plain value or tensor needs, or None."""
     if len(pickle) > _MAX_PICKLE_BYTES:
-        return f"{len(pickle)} bytes of values without their tensors"
+        return f"{len(pickle)} bytes of values besides the tensors"
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
             if opcode.name not in _OPCODES or number > _MAX_PICKLE_STEPS:

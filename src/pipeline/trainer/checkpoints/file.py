@@ -126,7 +126,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error to raise if a run's file cannot be written; `what` names its content."""
+    """Return the error for a run's file that cannot be written; `what` names the file's content."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"

@@ -329,8 +329,8 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # A new normalizer counts one imagined row, which differs between processes. It is
-            # removed before the first merge.
+            # A new normalizer counts one imagined row, which differs between processes. The first
+            # merge removes this row from every process's sample.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before

@@ -167,7 +167,8 @@ class LearnerSync:
         """
         learner = self._learner
         refuse_other_weights(learner.name, notes)
-        # Every process adds the same numbers in the same order, so all have the same bits.
+        # Every process adds the same numbers in the same order, so all get the same sums, bit for
+        # bit.
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
         learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])

@@ -130,7 +130,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """Start the other processes, yield the group of all, and end the others after the block."""
+    """Start the other processes; yield the group of all processes; then end the other processes."""
     # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
