@@ -27,7 +27,10 @@ N = len(PLACES)
 
 @dataclass(frozen=True)
 class Member:
-    """The last observation and action of a group member, or its observation at the end."""
+    """The last observation and action of a group member, or the last observation of its episode.
+
+    `over` is set if the episode ended and was not cut short.
+    """
 
     saw: float
     did: int = 0

@@ -119,7 +119,7 @@ def test_replay_allocates_memory_for_only_one_copy_of_the_observations():
 
 
 def test_field_with_the_prefix_next_is_stored_for_each_row():
-    """For a field `next_allowed`, in a ring that is overwritten, and after loading its state."""
+    """The field `next_allowed` is read from an overwritten ring, and from a restored replay."""
     allowed = Field(shape=(3,), dtype=np.bool_)
     columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
     rng, stored, expected = np.random.default_rng(1), Replay(columns, capacity=20), []

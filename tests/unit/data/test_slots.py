@@ -63,7 +63,7 @@ def test_agent_that_asks_twice_in_a_message_is_refused():
 
 
 def vanishing(slots, n_messages, *, n_new=4, first=0):
-    """Two agents stay; `n_new` new agents appear in every message and in no later message."""
+    """Two agents stay; each message has `n_new` new agents, which are in no later message."""
     freed, most = [], 0
     for message in range(first, first + n_messages):
         freed += slots.sweep().tolist()
@@ -176,7 +176,7 @@ def test_agent_with_a_just_ended_episode_is_not_swept_as_silent():
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
 def test_message_count_of_a_new_or_returning_worker_begins_at_the_present_clock(joining):
-    """If it began earlier, its messages would not advance the clock for a while."""
+    """If the count began at 0, the worker's messages would not advance the clock for a while."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)
     for _ in range(STALE_AFTER_MESSAGES // 2):

@@ -1,4 +1,4 @@
-"""Import of demonstrations from CSV, JSON lines and Parquet, export to them, specifications."""
+"""Demonstrations from and as CSV, JSON lines and Parquet files, and specification files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_action_branch_of_a_table_without_a_mask_column_forbids_no_action(tmp_pa
     assert not masks[1].any()
 
 
-def test_last_open_episode_of_a_table_is_closed_as_interrupted(tmp_path):
+def test_open_episode_at_the_end_of_a_table_is_closed_as_interrupted(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
     assert "ended by      1 terminated, 0 truncated, the last has not ended" in steps

@@ -66,7 +66,8 @@ HAND_WORKED = {
         [[], [float("nan")], [-1.0]],
         3,
     ),
-    # 0, .25 * 0 + .75 * 1.2 = .9, .25 * .9 + .75 * 1.2 = 1.125; steps without an end do not count
+    # 0, .25 * 0 + .75 * 1.2 = .9, .25 * .9 + .75 * 1.2 = 1.125; a step without an ended episode
+    # does not count
     "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
     "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
     # if smoothing began at 0, the first measure would be -0.9
@@ -133,7 +134,7 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
 def test_lesson_ends_at_the_step_that_a_slow_reference_implementation_computes(
     measure, is_smoothed, length, returns, rest, which, below
 ):
-    """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
+    """The measure of a step (reward, progress or rating) is at the threshold or just above it."""
     criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
     steps = [
         (ended, progress / 4, rating)
@@ -145,7 +146,7 @@ def test_lesson_ends_at_the_step_that_a_slow_reference_implementation_computes(
     assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
-def test_each_step_ends_at_most_one_lesson_and_the_last_lesson_never_ends():
+def test_each_step_ends_at_most_one_lesson_of_a_parameter_and_the_last_lesson_never_ends():
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0]))
     assert played(curriculum, [5.0], [5.0], [5.0], [5.0]) == [(1, "p", False), (2, "p", False)]
     assert curriculum.values()["p"].value == 3.0
@@ -324,5 +325,6 @@ def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
             returns = [] if value is None else [value]
             curriculum.observe(name, returns=returns, step=0, max_steps=1)
         begun.append(curriculum.advance().parameters)
-    # One's last return is above 2; all buffers are cleared, and Two has one episode of three.
+    # The last return of One is above 2, so p begins a lesson and all buffers are cleared. Then Two
+    # has one of the three episodes that q needs.
     assert begun == [(), (), ("p",), ()]

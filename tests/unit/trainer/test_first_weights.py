@@ -140,7 +140,7 @@ def test_run_is_refused_with_the_error_of_its_first_behavior_if_no_behavior_can_
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))
-    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one suffices
+    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # B can be trained
 
 
 def test_compile_is_refused_in_a_portable_run(monkeypatch):

@@ -81,7 +81,7 @@ class ProcessGroup:
 
 
 class Others:
-    """Replaces `LocalWorkers`: records its arguments, and the time limits to end."""
+    """Replaces `LocalWorkers`: records its arguments, and the time limits of calls of `end`."""
 
     def __init__(self, n, **options):
         self.n, self.options, self.grace = n, options, []
@@ -183,7 +183,7 @@ def test_error_of_a_joined_process_is_reported_to_the_waiting_processes(
 
 
 class Said:
-    """Replaces the group of all processes: records the objects that it is sent."""
+    """Replaces the group of all processes: records the objects that are sent to it."""
 
     rank, size, device = 0, 2, CPU
 
@@ -287,7 +287,9 @@ def test_process_of_rank_1_trains_with_the_job_of_the_first_process(run, launche
     assert seen.threads == [2, 2]
 
 
-def test_environment_objects_or_a_wrong_number_of_learners_are_refused(run, launched, tmp_path):
+def test_environment_objects_for_several_learners_and_a_wrong_number_of_learners_are_refused(
+    run, launched, tmp_path
+):
     options = {"seed": 1, "run_dir": tmp_path}
     with pytest.raises(SettingsError, match="each of the 2 learners starts an executable"):
         api.train([object()], TOY, learners=2, **options)

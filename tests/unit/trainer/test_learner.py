@@ -307,7 +307,8 @@ def test_restart_of_a_worker_drops_only_the_open_trajectories_of_this_worker(mak
     assert closed.lengths.tolist() == [8] * 4
     rows = closed.obs[0].reshape(-1, 8, 4)
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
-    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # they have 7 of 8 rows
+    # The trajectories of the new process are still open: they have 7 of 8 rows.
+    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)
     steps = learner.step
     learner.complete_transitions(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8

@@ -155,7 +155,7 @@ def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process
 
 @pytest.fixture
 def begun(quick, tmp_path, train_in):
-    """Start a run from the weights of another; return its result, and the states of both."""
+    """Start a run from the weights of another; return the new result, and both algorithm states."""
 
     def train(**changes):
         trained = train_in(Corridor(n_agents=4), quick(), run_dir=tmp_path / "a").behaviors["Toy"]
@@ -280,7 +280,7 @@ def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, t
 
 
 def test_behavior_that_is_absent_after_a_resume_keeps_its_step_in_new_checkpoints(looped, tmp_path):
-    """Otherwise an older file would count as the newest, and lessons would fall back."""
+    """Otherwise an older file would count as the newest, and earlier lessons would begin again."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
     n_steps = state["learner"]["step"]
@@ -373,7 +373,7 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_pending_resume_point_is_completed_before_lessons_change_and_the_next_begins_after(
+def test_pending_resume_point_is_completed_before_and_the_next_begins_after_lessons_change(
     make_loop, quick
 ):
     calls = []

@@ -249,7 +249,7 @@ def test_run_killed_repeatedly_while_writing_keeps_checkpoints_of_all_behaviors_
     assert resumed_at == 1
     manager.write(moment(5), workers=None)
     assert saved()[1] == 5
-    # After a complete write, that moment is kept.
+    # A kill after a complete write leaves the files of that write.
     left[:] = [False, True]
     with pytest.raises(KilledError):
         manager.write(moment(6), workers=None)
@@ -437,7 +437,7 @@ def test_status_file_has_lessons_behaviors_and_metadata(status):
 
 @pytest.fixture
 def run(quick, make_loop, in_process, recorder, monkeypatch):
-    """Train with a saving time of `save_s`; return what was written at which step, in order."""
+    """Train with a saving time of `save_s`; return the writes with their steps, and `n_updates`."""
 
     def train(save_s, **options):
         written = []

@@ -398,7 +398,7 @@ def test_team_change_counts_steps_of_the_learning_team_since_its_turn_began():
     for pick.step, aim.step in ((11, 0), (11, 10), (11, 11), (11, 11), (21, 11), (22, 11)):
         turns.append((self_play.advance(), self_play.learning))
     assert turns == [(True, 1), (False, 1), (True, 0), (False, 0), (False, 0), (True, 1)]
-    # One of two behaviors of a team with enough steps is sufficient.
+    # It is sufficient that one of a team's two behaviors has made enough steps.
     self_play, _, mate = joined("Pick?team=0", "Mate?team=0", "Pick?team=1", team_change=10)
     mate.step = 11
     assert self_play.advance()

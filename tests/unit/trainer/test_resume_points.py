@@ -99,7 +99,7 @@ def test_inexact_interruptions_are_recorded_in_the_run_and_in_the_published_poli
 
 @pytest.mark.parametrize("toy", [Corridor, Stateless])
 def test_resuming_a_complete_run_records_no_interruption(run, quick, tmp_path, toy):
-    """As after a kill of a stage before it has moved its results to their place."""
+    """A stage resumes such a run if it was killed before it moved the results to their place."""
     complete_run = run(toy)
     content = (tmp_path / "Toy/checkpoint.pt").read_bytes()
     assert resumes_exactly(tmp_path, quick())
