@@ -27,7 +27,7 @@ class Simulator(Protocol):
         """Return the specification of each behavior, by the behavior's name."""
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a new episode for every agent, and return its first steps.
+        """Begin a new episode for every agent, and return the first steps of all agents.
 
         Unfinished episodes give no terminal steps.
         """
@@ -78,7 +78,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class HasState(Protocol):
-    """A simulator with the methods `get_state` and `set_state`, as some other libraries have."""
+    """A simulator with the methods `get_state` and `set_state`, which some other libraries use."""
 
     def get_state(self) -> Any:
         """Return the state: everything that later steps depend on, as arrays and plain values."""

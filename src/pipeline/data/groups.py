@@ -149,7 +149,7 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all snapshots but the numbers `needed` and the latest of each present agent."""
+        """Forget all snapshots but those numbered `needed` and each present agent's latest one."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])

@@ -123,7 +123,7 @@ class Trajectories:
     def n_closed(self) -> int:
         """Number of rows for the next update; with memory, each short sequence counts as full.
 
-        This makes `buffer_size` rows the same number of sequences for short and long episodes.
+        With this count, `buffer_size` rows are as many sequences for short as for long episodes.
         """
         if not self._sparse:
             return self._rows.used

@@ -227,8 +227,8 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     Args:
         demo: the demonstration.
         dataset_id: id of the dataset, such as `people/maze-v0`.
-        env_id: id of the Gymnasium environment that gives the dataset its spaces and its name of an
-            environment; None for spaces of plain numbers, with actions from -1 to 1.
+        env_id: id of the Gymnasium environment to name in the dataset, which also gives the spaces;
+            None for spaces of plain numbers, with actions from -1 to 1.
 
     Returns:
         Lines of text about the spaces and the episodes.
@@ -335,7 +335,7 @@ def _episode(
 
 
 def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
-    """Return an environment that fits `spec`, and the key of its action mask or None."""
+    """Return an environment that fits `spec`, and the key of its action mask; None without mask."""
     from pipeline.simulators.bridges.gymnasium_bridge import make_environment
 
     name = env_id.removeprefix("gymnasium:")

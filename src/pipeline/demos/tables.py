@@ -92,8 +92,8 @@ class Table:
         """Return a field of `size` numbers; None if the table does not have the field.
 
         Raises:
-            DemonstrationError: A column is missing, has other values than numbers, or the number of
-                numbers is wrong.
+            DemonstrationError: A column is missing or has other values than numbers, or there are
+                more or fewer than `size` numbers.
         """
         names = self._names(name, size, columns)
         if not names:

@@ -1,4 +1,4 @@
-"""Curricula: the present lesson of each environment parameter, and the values that it gives."""
+"""Curricula: the present lesson of each environment parameter, and the lesson's values."""
 
 from __future__ import annotations
 
@@ -291,8 +291,8 @@ class Lessons:
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the lessons of a saved run, if the run has saved lessons.
 
-        With `exact` the environments continue, too; then new lessons that were not sent to them yet
-        are restored, and `apply` sends them.
+        With `exact` the environments continue, too. Then the values of lessons that began but were
+        not sent to the environments are restored as well, and `apply` sends these values.
         """
         saved = run.get("lessons")
         if saved is None:

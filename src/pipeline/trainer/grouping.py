@@ -73,8 +73,9 @@ class NoGroups:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
-        # A game may end before an agent's first turn; its episode has a return but no decision.
+        """Add the ended episodes of `idle` agents [N], which never decided, to the statistics."""
+        # A game may end before an agent's first turn; the agent's episode then has a return but no
+        # decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
@@ -163,7 +164,7 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
+        """Add the ended episodes of `idle` agents [N], which never decided, to the statistics."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())

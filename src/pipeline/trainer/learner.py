@@ -231,7 +231,7 @@ class Learner:
         if is_ready and updates.is_under_way:
             return updates.take(at_once=True)
         updates.advance()
-        # A completed update is taken before a new update starts, because `start` requires it.
+        # A completed update is taken before a new update starts, because `start` requires this.
         stats = updates.take()
         if not is_ready:
             return stats

@@ -502,7 +502,8 @@ class TrainingLoop:
 
     def _export(self, learners: list[Learner]) -> None:
         """Export each policy that has recorded observations, if there is an exporter."""
-        # An export is checked against recorded observations, so a learner without any is left out.
+        # An export is checked against recorded observations, so a learner without recorded
+        # observations is left out.
         exportable = [
             x for x in learners if self.checkpoints.exporter and len(x.recorded["obs"][0])
         ]

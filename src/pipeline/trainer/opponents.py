@@ -1,4 +1,4 @@
-"""Snapshots of a behavior's policy, their ELO ratings, and opponents that play with them.
+"""Snapshots of a behavior's policy, their ELO ratings, and opponents that use the snapshots.
 
 The rules follow ML-Agents' `self_play`; docs/how-to/self-play.md describes them.
 """
@@ -117,7 +117,7 @@ class SnapshotPool:
         return self.ratings[LATEST]
 
     def save_if_due(self, step: int) -> None:
-        """Take a snapshot if there is none, or if the last is more than `save_steps` steps old."""
+        """Take a snapshot if there is none, or the last one is over `save_steps` steps old."""
         # The first snapshot is taken at once, because opponents are drawn before the first step.
         if not self.snapshots or step - self.last_save > self.settings.save_steps:
             self._save()

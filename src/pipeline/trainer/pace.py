@@ -85,7 +85,8 @@ class PaceMeter:
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
         # With `threaded`, updates are spread over all exchanges.
         pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
-        # Without `threaded`, all updates run after a complete rollout, in the wait of one exchange.
+        # Without `threaded`, all updates run after a complete rollout, in the waiting time of one
+        # exchange.
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread

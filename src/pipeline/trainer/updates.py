@@ -222,12 +222,13 @@ class Overlap(Updates):
 
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        # SAC copies in each step, and `load_state_dict` takes ten times as long as this loop.
+        # SAC copies its weights in each step, and `load_state_dict` takes ten times as long as this
+        # loop.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
         for normalizer in self._normalizers:
-            # `copy_` changes the statistics in place, and the scale is computed from them.
+            # `copy_` has changed the statistics, so the scale that was computed from them is wrong.
             normalizer.forget_scale()
 
     def advance(self) -> None:

@@ -231,7 +231,7 @@ def reason_of(error: Exception) -> str:
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return a behavior's name, settings and observation and action spec, as plain values."""
-    # Only this behavior is kept, with all values filled in, so that it needs no default_settings.
+    # Only this behavior is kept, with all values filled in, so no default_settings are needed.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {
@@ -305,7 +305,7 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 
 
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
-    """Refuse an initial checkpoint that does not exist; `key` is the setting that names it.
+    """Refuse an initial checkpoint that does not exist; `key` is the setting that names the file.
 
     Raises:
         SettingsError: The file does not exist, or is not a `.pt` file.

@@ -83,7 +83,8 @@ class DistributedGroup(ProcessGroup):
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
         ):
-            # gloo would listen on the host's address, which other machines may reach.
+            # Without this variable, gloo would listen on the host's address, which other machines
+            # may reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._interruptible(
             lambda: dist.init_process_group(

@@ -192,8 +192,8 @@ class LearnerSync:
     def _weights(self) -> int:
         """Return the digest of the weights, to compare with the digests of other processes.
 
-        With a replay only some of the updates are compared; the digest is of the last of these
-        updates.
+        With a replay, the digest is computed again only after the number of updates has passed a
+        multiple of `_COMPARE_EVERY`.
         """
         learner = self._learner
         update = learner.n_updates
@@ -286,7 +286,7 @@ class Synchronizer:
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Synchronise if a learner of this process is due or this process was asked to stop."""
+        """Synchronise if a learner of this process needs it, or the process was asked to stop."""
         if self.group is None:
             return
         stop = self._stop_signal()
