@@ -413,7 +413,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
     """Warn once that agents of a behavior have sensors with different names."""
     _log.warning(
         "Behavior %s: an agent calls its observations %s, the first agent %s. They are taken to "
-        "mean the same, because their shapes agree; check it.",
+        "mean the same, because their shapes agree; check that they do.",
         behavior,
         other,
         names,

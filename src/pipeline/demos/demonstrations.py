@@ -286,7 +286,7 @@ def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) ->
     if names is not None:
         _log.warning(
             "%s: its observations are called %s, the behavior's %s. They are taken to mean the "
-            "same, because their shapes agree; check it.",
+            "same, because their shapes agree; check that they do.",
             file,
             *names,
         )

@@ -55,7 +55,7 @@ def read_dataset(
             "name the folder of datasets in MINARI_DATASETS_PATH"
         ) from error
     except (ValueError, KeyError, OSError, ImportError) as error:
-        raise DemonstrationError(f"{source}: Minari cannot read it: {error}") from error
+        raise DemonstrationError(f"{source}: Minari cannot read this dataset: {error}") from error
     if not episodes:
         raise DemonstrationError(f"{source}: has no episodes")
     codec = _codec(dataset.observation_space, dataset.action_space, source, spec)
@@ -68,7 +68,7 @@ def read_dataset(
         # Gymnasium's environments clip actions to their bounds, so the clipped action was applied.
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
-        clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
+        clipped = f"{int(beyond.sum())} numbers beyond them were clipped, as the environment does"
         notes = [f"bounds        -1..1 stands for the bounds of the action space; {clipped}"]
     # If the dataset names no environment, the behavior gets the dataset's name.
     env = dataset.spec.env_spec
@@ -348,8 +348,8 @@ def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
     if shapes != recorded or action_spec != spec.action_spec:
         raise DemonstrationError(
             f"{name}: observes {shapes} and takes the actions ({action_spec}), but in the "
-            f"demonstration these are {recorded} and ({spec.action_spec}); name the environment it "
-            "was recorded in, or leave out --env"
+            f"demonstration these are {recorded} and ({spec.action_spec}); name the environment in "
+            "which it was recorded, or leave out --env"
         )
     return env, codec.mask_key
 

@@ -216,7 +216,7 @@ def _actions(
             table,
             numbers,
             lacking,
-            "an action is missing ({}), but the row has other actions; add it",
+            "an action is missing ({}), but the row has other actions; add the action",
         )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
@@ -252,7 +252,8 @@ def _continuous(
         table,
         numbers,
         beyond,
-        "the action {} exceeds -1..1, the range of every continuous action; divide by the largest: "
+        "the action {} exceeds -1..1, the range of every continuous action; divide each action by "
+        "its largest absolute value: "
         f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
     )
     return values[~idle]
@@ -361,7 +362,7 @@ def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> B
     seen: set[Any] = set()
     for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:
         if ids[row] in seen:
-            message = f"episode {ids[row]} comes again after others; sort the rows by episode"
+            message = f"episode {ids[row]} comes again after another one; sort the rows by episode"
             raise table.fault(row, column, message)
         seen.add(ids[row])
     return changes

@@ -340,8 +340,9 @@ class Lessons:
             if behavior not in present:
                 _log.warning(
                     "environment_parameters: the lessons of %s measure the behavior '%s', which "
-                    "the environment has not shown in %d steps (it shows %s); they cannot end "
-                    "until it does. A completion_criteria names a behavior without '?team='.",
+                    "the environment has not shown in %d steps (it shows %s); these lessons cannot "
+                    "end before the behavior appears. A completion_criteria names a behavior "
+                    "without '?team='.",
                     ", ".join(parameters),
                     behavior,
                     self._n_steps,

@@ -354,7 +354,11 @@ class TrainingLoop:
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
             load_initial_weights(learner, first, device=str(device), whole=self.job.whole_weights)
         elif self.job.resume:
-            _log.warning("%s starts at step 0: %s has no checkpoint of it.", name, self.job.run_dir)
+            _log.warning(
+                "%s starts at step 0: %s has no checkpoint of this behavior.",
+                name,
+                self.job.run_dir,
+            )
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)

@@ -220,12 +220,12 @@ HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
     ("text", "told"),
     [
         ("0,2.5,1,0,1", "line 2, column continuous: the action 2.5 exceeds -1..1"),
-        ("0,2.5,1,0,1", "divide by the largest: --action-scale 2.5"),
+        ("0,2.5,1,0,1", "by its largest absolute value: --action-scale 2.5"),
         (
             "0,,1,0,1",
             "line 2, column continuous: an action is missing (nan), but the row has other actions",
         ),
-        ("0,1,,0,1", "line 2, column discrete: the action is missing (nan)"),
+        ("0,1,,0,1", "line 2, column discrete: an action is missing (nan)"),
         ("0,,,0,1", "no row has an action to learn from"),
         ("0,1,1,1,1\n0,1,1,0,1", "line 3, column episode: episode 1 continues after its end"),
         ("0,1,1,0,1\n0,1,1,0,2\n0,1,1,0,1", "line 4, column episode: episode 1 comes again"),
