@@ -246,7 +246,7 @@ def test_saved_replay_with_more_rows_than_the_capacity_is_refused():
         small.load_state_dict(big.state_dict())
 
 
-def test_method_sample_draws_n_rows_as_whole_sequences_and_at_least_one_sequence():
+def test_method_sample_draws_at_most_n_rows_in_whole_sequences_but_at_least_one_sequence():
     replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):

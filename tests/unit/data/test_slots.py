@@ -55,7 +55,7 @@ def test_slots_equal_a_slow_look_up_in_a_dictionary(moves):
         assert fast.n_taken == len(slow.slots)
 
 
-def test_agent_that_asks_twice_in_a_message_is_refused():
+def test_agent_that_asks_for_two_decisions_in_one_message_is_refused():
     assert Slots().ended("w", ids(7, 3, 7)).tolist() == [0, 1, 0]
     slots = Slots()
     with pytest.raises(UnityEnvironmentException, match=r"^agent 7 of \('A\?team=0', 2\) asks for"):

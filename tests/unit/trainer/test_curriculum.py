@@ -311,7 +311,7 @@ def test_parameter_values_are_logged_in_the_words_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
 
 
-def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
+def test_min_lesson_length_of_one_behavior_does_not_affect_another_behavior(quick):
     def lessons(behavior, length):
         criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
         criteria |= {"min_lesson_length": length, "signal_smoothing": False}

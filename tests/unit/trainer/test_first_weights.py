@@ -31,7 +31,7 @@ def settings(results: Path, behaviors, **checkpoint):
     return load_run_settings(None, overrides=overrides)
 
 
-def test_listed_behaviors_start_from_the_checkpoints_in_the_settings(results, monkeypatch):
+def test_listed_behaviors_start_from_the_checkpoints_that_the_settings_name(results, monkeypatch):
     """The newest checkpoint of another run, a file name in that run, a path, or a folder."""
     monkeypatch.chdir(results)
     mine, old = results / "mine.pt", results / "old"

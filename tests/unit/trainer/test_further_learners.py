@@ -361,7 +361,9 @@ def test_standard_deviations_are_computed_in_float64(alone):
     assert alone.std(values).dtype == torch.float32
 
 
-def test_average_over_processes_weights_each_process_by_its_share_of_the_rows(alone, monkeypatch):
+def test_average_over_processes_is_weighted_by_the_number_of_rows_of_each_process(
+    alone, monkeypatch
+):
     alone.size = 4
     monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])

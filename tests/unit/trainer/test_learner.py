@@ -227,7 +227,7 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_learner_saves_weights_and_state_of_its_updates_and_passes_observations_to_them(
+def test_learner_saves_weights_and_state_of_its_updates_and_sends_observations_to_its_updates(
     make_learner,
 ):
     learner = make_learner(SPEC, threaded=True)

@@ -146,7 +146,9 @@ def test_lessons_change_at_the_first_step_after_enough_episodes_in_all_workers(
     assert ("pay", 4.0) in toys[0].calls
 
 
-def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
+def test_lessons_are_logged_and_their_numbers_are_in_the_summaries(
+    configured, caplog, recorder, train_in
+):
     settings = configured(pay=[1.0, SHORT, 2.5], wind=5.0)
     with caplog.at_level(logging.INFO):
         train_in(Told(n_agents=4), settings, sinks=[recorder])

@@ -184,7 +184,7 @@ def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
         train_in(Corridor(n_agents=4), wider, resume=True)
 
 
-def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_the_rest_is_loaded(
+def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_all_others_are_loaded(
     begun, caplog
 ):
     _, old, new = begun(network_settings={"hidden_units": 16, "num_layers": 1})
