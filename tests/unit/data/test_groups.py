@@ -141,7 +141,7 @@ class Account:
             agent.own, agent.shared = agent.own + own, agent.shared + shared
 
     def end(self, ends, deciding, places, acts) -> dict[int, set[Member]]:
-        """Remove the ended agents; return for each the members of its group at that time."""
+        """Remove the ended agents; return the members that each agent's group had at that time."""
         for slot, (saw, *_) in deciding.items():
             if self.goes_on(slot, ends, places):
                 self.agents[slot].last = Member(saw, acts[slot])

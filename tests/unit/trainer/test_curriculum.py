@@ -39,8 +39,8 @@ def lessons(*items):
 def played(curriculum, *steps):
     """Return for each new lesson (step, parameters, must_reset); steps count from 1.
 
-    A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B, or
-    (returns, progress, rating).
+    A step is the returns of the episodes that ended at this step, or (returns, progress) of
+    behavior B, or (returns, progress, rating).
     """
     changes = []
     for number, step in enumerate(steps, start=1):
@@ -72,7 +72,7 @@ HAND_WORKED = {
     "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
     # if smoothing began at 0, the first measure would be -0.9
     "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
-    # the first measure is the mean 1.1 of both
+    # the first measure is the mean 1.1 of both returns
     "or with min_lesson_length episodes": (SMOOTH | {"min_lesson_length": 2}, [[0.0], [2.2]], 2),
 }
 

@@ -45,7 +45,7 @@ class Stateless(Corridor):
 
 @pytest.fixture
 def run(quick, make_loop, in_process):
-    """Train, or resume the run; it is interrupted when `StopRequest` was called `stop` times."""
+    """Train or resume the run; the run stops when `StopRequest` was called `stop` times."""
 
     def train(toy, stop=None, **changes):
         with WorkerSet([in_process(toy(n_agents=4))]) as workers:
