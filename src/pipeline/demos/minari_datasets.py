@@ -227,8 +227,8 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     Args:
         demo: the demonstration.
         dataset_id: id of the dataset, such as `people/maze-v0`.
-        env_id: id of the Gymnasium environment to name in the dataset, which also gives the spaces;
-            None for spaces of plain numbers, with actions from -1 to 1.
+        env_id: id of the Gymnasium environment to name in the dataset; this environment also gives
+            the spaces. None for spaces of plain numbers, with actions from -1 to 1.
 
     Returns:
         Lines of text about the spaces and the episodes.

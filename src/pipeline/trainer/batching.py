@@ -14,7 +14,7 @@ from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 
-# Number of observations in a checkpoint, on which an exported policy is checked.
+# A checkpoint has at most this many rows of observations; an exported policy is checked on them.
 RECORDED_ROWS = 32
 
 

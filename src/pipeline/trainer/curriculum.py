@@ -245,7 +245,7 @@ class Lessons:
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
-                # This empties the list, which would otherwise grow for the rest of the run.
+                # This clears the list of returns, which would grow for the rest of the run.
                 learner.statistics.take_ended()
             return
         returns = {learner.name: learner.statistics.take_ended() for learner in learners}

@@ -182,7 +182,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
-        # A group's critic uses the memories of ended agents, which are cleared below.
+        # A group's critic uses the memories of ended agents; these memories are cleared below.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)

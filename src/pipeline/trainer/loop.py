@@ -263,7 +263,7 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Processes synchronise first, so that lessons and updates see equal counts everywhere.
+        # Processes synchronise first, so that lessons and updates see equal counts in each process.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         # `dict.fromkeys` lists each learner once, even if several teams or groups of workers share
@@ -400,7 +400,7 @@ class TrainingLoop:
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number; behaviors of default_settings share it."""
+        """Replace `steps_per_update: auto`; behaviors of default_settings get the same number."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:

@@ -149,7 +149,7 @@ class Statistics:
         return values
 
     def new(self) -> dict[str, Any]:
-        """Return all statistics as plain values, from which `of` makes an equal object."""
+        """Return all statistics as plain values, from which `of` makes equal statistics."""
         # `ended` and `values` are not in checkpoints, but other processes need them.
         return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 

@@ -161,7 +161,8 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
     while waiting:
         value, place, depth = waiting.pop()
         n_items += 1
-        # Each value takes at least a byte of the file, unless it is referred to several times.
+        # A value that contains itself has endless levels. Each value takes at least a byte of the
+        # file, unless the file refers to the value several times.
         if depth > _MAX_DEPTH or n_items > n_bytes:
             return f"{place} contains itself, or the same values too often"
         if isinstance(value, dict):

@@ -246,7 +246,7 @@ def warn_of_other_files(path: Path, state: Mapping[str, Any], settings: TrainerS
     """Warn if files of the user that define parts of the behavior have changed since training."""
     saved, now = state.get("files", {}), settings.plugins()
     if others := [name for name, digest in saved.items() if now.get(name) != digest]:
-        text = "%s: it was trained with another %s; it may act differently with the present one."
+        text = "%s: the policy was trained with another %s; it may act differently now."
         _log.warning(text, path, ", ".join(others))
 
 

@@ -160,7 +160,7 @@ class DistributedGroup(ProcessGroup):
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Return the `values` of each process by rank; all have the same shape, on the CPU."""
+        """Return the `values` of each process by rank: tensors of the same shape, on the CPU."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result

@@ -45,7 +45,7 @@ def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) ->
     """Refuse settings with which several processes cannot learn together.
 
     Raises:
-        SettingsError: A setting allows one learner only; the message names it.
+        SettingsError: A setting allows one learner only; the message names this setting.
     """
     if n_learners == 1:
         return

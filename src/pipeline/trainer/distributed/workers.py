@@ -277,7 +277,7 @@ def _follow_first_process(stop: StopRequest) -> None:
             # `os.read` is used, because sys.stdin would stay locked while the process ends.
             while content := os.read(0, 64):
                 stop.signal_number = int(content.split()[0])
-        # The main thread has this time to save and to close environments; then the process ends.
+        # During this sleep the main thread saves and closes environments; then the process ends.
         time.sleep(_GRACE_S)
         os._exit(PipelineError.exit_code)  # environments end when their connection closes
 
