@@ -180,7 +180,7 @@ class Account:
         decided = zip(deciding, rows["moment"].tolist(), strict=True)
         latest = {moment: self.agents[slot].group for slot, moment in decided}
         self.moments |= {moment: {*self.members(g).values()} for moment, g in latest.items()}
-        assert len(latest) == len(set(latest.values())), "mates share a moment"
+        assert len(latest) == len(set(latest.values())), "members of a group share a moment"
         assert len(set(rows["entity"].tolist())) == len(deciding)
         for name, values in (("own_return", "own"), ("group_return", "shared")):
             expected = [getattr(agent, values) for agent in self.agents.values()]
@@ -212,7 +212,7 @@ def test_members_rewards_and_returns_of_groups_equal_a_slow_computation(seed):
         if number % 10 == 9:
             state, account.groups = account.groups.state_dict(n_slots=N), Groups(MEMBER)
             assert {len(values) for values in state["by_slot"].values()} == {N}
-            # Older checkpoints have these names.
+            # Checkpoints keep the names of an earlier version.
             assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()
             account.groups.load_state_dict(state, with_open=True)
 

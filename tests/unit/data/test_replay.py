@@ -202,7 +202,7 @@ def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
         for name, _, n_rows in original.kept:
             assert len(parts[name]["place"]) == n_rows
             of_files.extend(parts[name])
-        assert sum(n for _, _, n in original.kept[1:]) < 20, "what is overwritten needs no file"
+        assert sum(n for _, _, n in original.kept[1:]) < 20, "overwritten rows need no file"
         of_state.load_state_dict(original.state_dict())
         went_on = copy.deepcopy(original)
         for later in ([2], [1, 1, 4]):

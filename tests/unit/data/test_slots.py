@@ -211,7 +211,7 @@ def test_state_of_slots_has_counts_and_free_slots_and_does_not_change_later():
     resumed.load_state_dict(state)
     for each in (slots, resumed):
         each.deciding("a", ids(0, 2))
-        assert each.state_dict()["clock"] == 3, "b has sent most, from 0 on"
-        assert each.deciding("a", ids(8, 9)).tolist() == [1, 3], "freed last, taken first"
+        assert each.state_dict()["clock"] == 3, "b has sent 4 messages, counted from 0"
+        assert each.deciding("a", ids(8, 9)).tolist() == [1, 3], "the last freed slot first"
     assert state["heard"].tolist() == [0, 0, 0, 0, 3]
     assert state["n_slots"] == 5

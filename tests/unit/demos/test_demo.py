@@ -278,7 +278,7 @@ def test_demonstration_written_in_parts_counts_the_ended_episodes_of_all_parts(t
         append(writer, 10, [True, False])
     content = parse_demo(tmp_path / "a.demo")
     agents = {(info.id, info.group_id, info.group_reward) for info in content.infos}
-    assert agents == {(0, 0, 0.0)}, "a recording is of an agent without number and group"
+    assert agents == {(0, 0, 0.0)}, "a recorded agent has no id and no group"
     assert not any(info.max_step_reached for info in content.infos)
     for row in (2, 4):
         content.infos[row].max_step_reached = True

@@ -135,7 +135,7 @@ def test_table_with_columns_named_by_the_user_is_imported_as_the_expected_demons
     assert rows.done.tolist() == [False, True, False, True]
     assert demo.behavior_name == "B"
     assert demo.returns() == [4, 1.5]
-    assert demo.obs[0][2].tolist() == [2, 0], "the last observation is not in the table"
+    assert demo.obs[0][2].tolist() == [2, 0], "the table has no last observation"
     assert steps == [
         f"read          {tmp_path}/play.csv: 4 rows, 2 episodes",
         "observation 0 state (2,): columns x, y, 0 to 4",

@@ -185,7 +185,7 @@ def test_two_lessons_that_measure_the_same_behavior_smooth_its_reward_separately
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, other, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == []
     curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
+    assert curriculum.advance() == Change(), "B has no new episode"
 
 
 def test_lessons_of_a_behavior_average_its_returns_over_the_largest_min_lesson_length():
@@ -284,7 +284,7 @@ def test_restored_lesson_numbers_are_clamped_to_the_configured_lessons():
     assert json.dumps(state) == kept
     after.load_state_dict(state)
     assert after.numbers == {"p": 1, "new": 0}
-    assert after.state_dict()["returns"] == {"B": []}, "measures begin anew"
+    assert after.state_dict()["returns"] == {"B": []}, "no returns are restored"
     alone = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
     alone.load_state_dict({"lessons": {"p": 1}})
     assert alone.numbers == {"p": 1, "q": 0}

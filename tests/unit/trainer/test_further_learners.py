@@ -329,7 +329,7 @@ def test_all_gather_object_calls_the_function_look_while_it_waits_for_other_proc
     gather = group_module.dist.all_gather_object
 
     def waits(*arguments):
-        assert looked.wait(10), "nobody looked"
+        assert looked.wait(10), "`look` was not called"
         return gather(*arguments)
 
     monkeypatch.setattr(group_module.dist, "all_gather_object", waits)
@@ -491,7 +491,7 @@ def test_job_spec_round_trips_with_absolute_paths():
     assert arrived(without) == without
     paths = {"run_dir": Path("runs"), "env": "game", "log_folder": Path("logs")}
     assert job(**paths, init_from={"A": Path("a.pt")}).for_others() == job()
-    assert job(env=["one", "two"]).for_others().env is None, "objects stay where they are"
+    assert job(env=["one", "two"]).for_others().env is None, "objects are not sent"
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ def test_learners_share_one_time_limit_to_end_and_are_killed_after_this_limit(ot
     monkeypatch.setattr(Process, "kill", kill, raising=False)
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     others.end(15.0)
-    assert all(process.is_closed for process in others._processes.values()), "each is told"
+    assert all(process.is_closed for process in others._processes.values()), "each is closed"
     assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
 
 

@@ -219,7 +219,7 @@ def test_new_training_loop_continues_the_lessons_from_the_saved_state(
     assert 0 < len(loops[0].lessons.curriculum.state_dict()["returns"]["Toy"]) < 400
     assert told(toys[1])[:2] == [(0, "pay", 3.0), (0, "reset")]
     assert told(toys[1])[2][1:] == ("pay", 4.0)
-    # After the last lesson returns are not kept.
+    # No returns are kept after the last lesson.
     assert loops[1].lessons.curriculum.is_over
     assert loops[1].learners["Toy"].statistics.take_ended() == []
 

@@ -83,11 +83,11 @@ def test_run_ends_at_the_first_step_at_or_above_max_steps(quick, train_in):
     # Four agents close at most eight rows each at a time.
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
-    assert result.n_exchanges == toy.n_steps + 1, "nobody waits for the last step"
+    assert result.n_exchanges == toy.n_steps + 1, "the last step is not awaited"
     parts = dict(result.seconds)
     total = parts.pop("total")
     assert parts.keys() == {"environment", "wire", "inference", "storage", "update"}
-    assert all(seconds > 0 for part, seconds in parts.items() if part != "wire"), "nothing is sent"
+    assert all(seconds > 0 for part, seconds in parts.items() if part != "wire"), "no time is 0"
     assert total / 2 < sum(parts.values()) < total
 
 

@@ -449,7 +449,7 @@ def test_decisions_of_an_opponent_in_all_workers_count_as_ghost_steps_of_its_own
     self_play.on_step("Aim?team=1", aim, steps)
     assert (pick.snapshot_pool.ghost_steps, aim.snapshot_pool.ghost_steps) == (0, 5)
     assert (pick.snapshot_pool.rating, aim.snapshot_pool.rating) == (1200.0, 1200.0), (
-        "a ghost's games do not count"
+        "a ghost's games do not change ratings"
     )
     self_play.on_step("Pick?team=0", pick, steps)
     assert (pick.snapshot_pool.ghost_steps, aim.snapshot_pool.ghost_steps) == (0, 5)
@@ -474,7 +474,7 @@ def test_games_of_different_workers_end_separately():
     one = terminal_steps([], [3], group_id=3, reward=1.0)
     still = decision_steps([], [4], group_id=3)
     self_play.on_step("A?team=0", learner, [(left, nobody), (still, one)])
-    assert learner.snapshot_pool.rating == rating, "a mate of the second worker plays on"
+    assert learner.snapshot_pool.rating == rating, "the ended agent's mate plays on"
     both = terminal_steps([], [1, 2], group_id=1, reward=1.0)
     self_play.on_step("A?team=0", learner, [(left, both), (still, nobody)])
     assert learner.snapshot_pool.rating > rating

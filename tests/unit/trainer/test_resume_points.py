@@ -189,7 +189,7 @@ def test_later_changes_of_the_learner_do_not_change_a_pending_resume_point(
 def test_interruption_before_any_agent_appeared_is_recorded_at_step_0(make_loop, quick, in_process):
     with WorkerSet([in_process(Corridor())]) as workers:
         points = make_loop(workers, quick()).resume_points
-        assert not points.is_exact, "nobody has asked the environments yet"
+        assert not points.is_exact, "the environments were not asked yet"
         points.interrupt([])
     assert points.interrupted == [0]
 
@@ -345,7 +345,7 @@ def test_resume_point_of_several_processes_is_written_once_when_all_parts_are_re
         points.want()
         assert meet()
         points.begin(learners, {})
-        assert calls == ["snapshot", "request"] * number, "states are those of the next message"
+        assert calls == ["snapshot", "request"] * number, "the request follows the snapshot"
         assert not points.is_due
         assert not meet()
         points.complete()
@@ -354,7 +354,7 @@ def test_resume_point_of_several_processes_is_written_once_when_all_parts_are_re
         assert len(written) == before
         assert not meet(end)
         for _ in range(2):
-            assert not meet(), "asked for once"
+            assert not meet(), "one request gives one resume point"
         assert len(written) == n_written
     for states, environments in written:
         assert environments == ["ours"]

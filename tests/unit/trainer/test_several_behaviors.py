@@ -176,7 +176,7 @@ def test_summary_and_best_policy_use_only_statistics_of_their_own_behavior_and_s
     pair.learners["Two"].seconds["mark"] = 10.0
     pair.learners["Two"].step = 401
     pair._summarize(pair.learners["Two"])
-    assert recorder.rows[-1][2]["Time/mark"] == 3.0, "since its own last summary"
+    assert recorder.rows[-1][2]["Time/mark"] == 3.0, "seconds since its last summary"
     pair.checkpoints.refresh(list(pair.learners.values()), {})
     for name, kept in best.items():
         states = [load_checkpoint(tmp_path / name / file) for file in ("checkpoint.pt", "best.pt")]
@@ -207,7 +207,7 @@ def test_behavior_saves_a_checkpoint_only_after_its_own_update_and_checkpoint_in
     assert run["next_checkpoint"] == {"One": 400, "Two": 400}
     assert run["steps"] == {"One": 250, "Two": 370}
     assert pair.resume_points.is_due
-    assert not pair._updated, "until the next update"
+    assert not pair._updated, "saving clears the updated behaviors"
     # A resumed behavior takes the step of its own next checkpoint from the saved state.
     run = {"next_checkpoint": {"One": 200, "Two": 350}}
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
