@@ -85,9 +85,9 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
-    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them. There
-    # is a codec for each value of `visual`, because a demonstration may come from an executable
-    # that was built with any of them.
+    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them. With a
+    # specification there is a codec for each value of `visual`, because the demonstration may come
+    # from an executable that was built with any of these values.
     codecs = [
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])

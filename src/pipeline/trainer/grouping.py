@@ -115,8 +115,8 @@ class GroupTracker(Groups):
         template = parts[0].steps.obs
         ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
-            # An agent that never acted may have a slot beyond `memories`. With the mode "clip" it
-            # gets another agent's memory, which is not used.
+            # An agent that never acted may have a slot beyond `memories`. With the mode "clip" this
+            # agent gets another agent's memory, which is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
         self.on_message(ended, deciding, n_slots)
