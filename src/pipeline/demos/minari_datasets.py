@@ -399,8 +399,8 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
         low, width = image_range(space)
         values = values.reshape(len(values), *space.shape) * width + low
     elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):
-        # The image was observed as a vector: with `visual: never` of bytes, otherwise of numbers in
-        # 0..1.
+        # The image was observed as a vector of bytes (with `visual: never`), or else as a vector of
+        # numbers in 0..1.
         values = values * (255 if values.max(initial=0) <= 1 else 1)
     # Numbers are rounded first, because the conversion to integers drops fractions: a rounding
     # error would turn 3 into 2.

@@ -199,7 +199,7 @@ def test_processes_have_different_random_streams_for_actions_and_minibatches(mak
         return stream, *(generator.initial_seed() for generator in algorithm.generators.values())
 
     first = draws(0)
-    assert draws(0, n_updates=3) == draws(1, held=0) == first, "of the seed, or of the checkpoint"
+    assert draws(0, n_updates=3) == draws(1, held=0) == first, "both keep their streams"
     other_draws = [draws(1), draws(2), draws(1, n_updates=3)]
     assert draws(1) == other_draws[0]
     for numbers in zip(first, *other_draws, strict=True):

@@ -420,7 +420,7 @@ def test_behaviors_of_a_team_learn_together_until_all_have_finished():
     striker.finished = True
     assert not self_play.advance()
     assert self_play.learning == 0
-    keeper.finished = True  # and so has the behavior of the other team
+    keeper.finished = True  # the other team has only this behavior
     assert not self_play.advance()
     assert self_play.learning == 0
 
