@@ -35,7 +35,7 @@ from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-# To save synchronisations, an update may be late by this share of `buffer_size` rows.
+# To have fewer synchronisations, an update may be late by this share of `buffer_size` rows.
 _MAX_DELAY_SHARE = 0.01
 # Number of updates between two comparisons of the weights, for algorithms with a replay.
 _COMPARE_EVERY = 100
