@@ -6,8 +6,8 @@
 A trace has a digest of every tensor in the order of computation, in three stages: `observe` (what
 the environment sends), `act` (the policy's decision), and `update` (every operation of torch in an
 update, forward and backward, and then the weights). So the first difference names the operation
-whose kernel rounds in another way, and all before it are equal. tests/determinism/portable/ has
-the traces of four runs, which test_portable.py compares with the machine that runs it.
+whose kernel rounds in another way; all tensors before it are equal. tests/determinism/portable/ has
+the traces of four runs, which test_portable.py compares with traces of the machine that it runs on.
 docs/explanation/provenance.md explains how to read a difference.
 """
 
@@ -31,7 +31,7 @@ CASES = ("PPO", "SAC", "images", "memory")
 _UNSET = ("aten.empty", "aten.new_empty")
 """Operations whose result has no values yet."""
 MADE_WITH = ("numpy", "torch", "mujoco-core")
-"""Packages whose versions decide the bytes, so that traces of others are not compared."""
+"""Packages whose versions decide the bytes: traces of other versions are not compared."""
 
 
 def trace(case: str) -> list[list[str]]:
@@ -163,7 +163,7 @@ def _arrays(result: Any) -> list[Any]:
 
 
 def digest(array: Any) -> str:
-    """Return eight hex digits of a tensor's bytes, shape and type."""
+    """Return the CRC-32 of a tensor's type, shape and bytes, as eight hexadecimal digits."""
     import numpy as np
 
     values = np.asarray(array.detach().numpy() if hasattr(array, "detach") else array)
@@ -184,7 +184,7 @@ def first_difference(one: list[list[str]], other: list[list[str]]) -> str | None
 
 
 def content(case: str) -> dict[str, Any]:
-    """Return a trace with the facts that decide it."""
+    """Return a trace, with the processor and the package versions that it depends on."""
     from importlib import metadata
 
     from pipeline import machine
@@ -207,12 +207,12 @@ def rows_of(stored: dict[str, Any]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Write a trace, or compare with one."""
+    """Trace a case, and write the trace or compare it with a stored trace."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("case", choices=CASES)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--against", type=Path)
-    text = "with the kernels of this processor, to see which operation is the first to differ"
+    text = "use the kernels of this processor, to see which operation is the first to differ"
     parser.add_argument("--native", action="store_true", help=text)
     arguments = parser.parse_args()
     sys.path[:0] = [str(ROOT / name) for name in ("src", "tests/learning", "tests/support")]

@@ -32,7 +32,7 @@ def test_portable_training_computes_the_stored_tensors(case):
 
 
 @pytest.mark.parametrize("case", portable_trace.CASES)
-def test_stored_trace_of_a_training_contains_all_phases_and_names_the_cpu_that_computed_it(case):
+def test_stored_trace_of_a_training_contains_all_stages_and_names_the_cpu_that_computed_it(case):
     content = stored(case)
     assert content["processor"].startswith("x86_64 ")
     stages = [stage.partition(",")[0] for stage in content["trace"]]

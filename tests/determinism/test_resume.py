@@ -71,7 +71,9 @@ def assert_equal_files(first: Path, second: Path) -> None:
 def killed_and_resumed(
     folder: Path, name: str, how: str = "", *, updates: int = 8, kill_at: int = 5
 ) -> tuple[dict, dict]:
-    """Return the final state of a run, which equals a resumed run's, and the state at the kill."""
+    """Assert that a killed and resumed run equals the whole run; return the state of the whole run,
+    and the state at the kill.
+    """
     uninterrupted, killed = folder / "whole", folder / "killed"
     assert run(uninterrupted, name, updates=updates, how=how) == 0
     assert run(killed, name, updates=updates, kill_at=kill_at, how=how) == -signal.SIGKILL
@@ -132,7 +134,7 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
         ("collector", "four xqc threaded"),
     ],
 )
-def test_run_with_an_executable_killed_and_resumed_equals_the_uninterrupted_run(
+def test_killed_and_resumed_run_with_an_executable_equals_the_uninterrupted_run(
     name, how, packed, tmp_path
 ):
     """Each process of the executable sends its state over a side channel and gets it back."""
@@ -177,8 +179,8 @@ def test_stopped_and_resumed_run_equals_the_uninterrupted_run(packed, tmp_path):
         ("grid_world", "xqc threaded"),
     ],
 )
-def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
-    """Includes the replay, which has been overwritten, noise, and the count of gradient steps."""
+def test_resumed_run_with_sac_or_xqc_equals_the_uninterrupted_run(name, how, tmp_path):
+    """The state includes an overwritten replay, the noise, and the number of gradient steps."""
     uninterrupted, _ = killed_and_resumed(tmp_path, name, how, updates=12, kill_at=7)
     assert uninterrupted["/learner/step"] > 90  # more rows than the replay holds
     first_replay, second_replay = (
@@ -284,7 +286,7 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
 
 
 def test_resumed_run_differs_if_the_state_of_the_environments_is_left_out(tmp_path):
-    """Shows that the comparison can fail, by leaving the environments' state out."""
+    """Shows that the comparison of the other tests can fail."""
     assert run(tmp_path / "whole", "Chase", updates=6) == 0
     assert run(tmp_path / "killed", "Chase", updates=6, kill_at=4) == -signal.SIGKILL
     (file,) = (tmp_path / "killed").glob("*/checkpoint.pt")

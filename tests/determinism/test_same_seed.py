@@ -150,7 +150,7 @@ def test_same_seed_gives_the_same_pretrained_policy(tmp_path):
     assert contents[0] != contents[2]
 
 
-def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
+def test_separate_processes_with_one_seed_and_two_environments_give_the_same_bytes(tmp_path):
     built = pack("grid_world", tmp_path / "grid_world", n_agents=4)
     network = {"hidden_units": 16, "num_layers": 2}
     configuration = json.dumps(settings("GridWorld", network_settings=network, time_horizon=5))

@@ -1,8 +1,9 @@
 """One task for every kind of action and observation: answer the shown name and level.
 
 A name (one of three) and a level (-0.8 to 0.8) are drawn for each answer. A discrete action
-answers the name, a continuous action the level, a hybrid action both. They are shown as numbers, as
-an image, in a list of entities of which a goal signal selects one, or some steps earlier.
+answers the name, a continuous action the level, a hybrid action both. Name and level are shown as
+numbers, as an image, in a list of entities of which a goal signal selects one, or some steps
+earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ N_NAMES = 3
 N_KEYS = 2
 SIDE = 20
 ANSWERS = 4
-# Decisions of an episode with memory: the first shows the answer, the last asks for it.
+# Number of decisions of an episode with memory: the first shows the answer, the last asks for it.
 WAIT = 3
 
 ACTIONS = {
@@ -111,7 +112,7 @@ class Answer(Toy):
         return image
 
     def _entities(self, numbers):
-        """Return the selected entity and, except in 30 % of the cases, another, in random order."""
+        """Return the selected entity and, in 70 % of cases, a second entity, in random order."""
         wished = np.concatenate((np.eye(N_KEYS)[self.key], numbers), axis=1)
         distractors = np.concatenate(
             (
@@ -134,7 +135,7 @@ class Answer(Toy):
         return {BEHAVIOR: tuple(map(self._shared, steps[BEHAVIOR]))}
 
     def _shared(self, steps):
-        """Replace each row's reward by its team's mean: episodes of a team end together."""
+        """Replace rewards by the mean of the team; the episodes of a team end together."""
         teams = steps.reward.reshape(-1, self.team_size).mean(axis=1)
         return replace(
             steps,

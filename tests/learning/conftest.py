@@ -58,7 +58,7 @@ def note(request):
     """Return a function that records the result of one seed for the table at the end."""
 
     def keep(title: str, reached: float, *, threshold: float, steps: int) -> None:
-        # A property of the test, because another process may write the table.
+        # The result becomes a property of the test, because another process may write the table.
         request.node.user_properties.append((_LEARNED, (title, steps, threshold, float(reached))))
 
     return keep

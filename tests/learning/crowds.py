@@ -49,7 +49,7 @@ class Crowded(Toy):
 
 
 class LargestName(Crowded):
-    """Entities, discrete: answer the name of the largest. Best return 4; guessing 0.8."""
+    """Entities, discrete: answer the name of the largest entity. Best return 4; guessing 0.8."""
 
     spec = BehaviorSpec(
         [ObservationSpec.entities(MOST, 1 + MOST)], ActionSpec.create_discrete([MOST])
@@ -63,7 +63,7 @@ class LargestName(Crowded):
 
 
 class LargestPlace(Crowded):
-    """Entities, continuous: answer the place of the largest. Best return 4; always 0 gives 2.2."""
+    """Entities, continuous: answer the largest entity's place. Best return 4; the place 0: 2.2."""
 
     spec = BehaviorSpec([ObservationSpec.entities(MOST, 2)], ActionSpec.create_continuous(1))
 

@@ -18,7 +18,9 @@ PLACES = np.linspace(-0.75, 0.75, CHOICES)
 
 
 class Duel(Environment):
-    """In each area one agent a side answers `length` questions; +1 for more right answers, else -1.
+    """In each area an agent of each side answers `length` questions; more right answers win.
+
+    The winner gets the reward 1, the loser -1.
 
     A side with the specification `PICK` answers with a choice, a side with `AIM` with a number that
     may be wrong by 0.25. Equal numbers of right answers are a draw, with a reward of 0. So equal

@@ -16,7 +16,8 @@ class Lock(Toy):
 
     The reward is 1 for opening the lock, else 0. Random actions hardly ever open it within an
     episode, so that a policy learns nothing from this reward alone. An open lock stays open:
-    an imitating policy gains nothing by opening it late. A policy that knows the code gets 1.
+    an imitating policy gains nothing by opening it late. A policy that knows the code
+    gets a return of 1.
     """
 
     n_dials = 10

@@ -9,7 +9,7 @@ from pipeline.export.policy import OnnxPolicy
 
 
 def played(result, toy, folder, *, seed, episodes=200):
-    """Play the exported policy's most likely actions in a toy of another seed; return episodes."""
+    """Return episodes of the exported policy's most likely actions in a toy of another seed."""
     publish(result.checkpoint, folder)
     exported = OnnxPolicy(folder / "Toy.onnx")
     with InProcessEnvironment(toy(seed=seed + 100)) as environment:

@@ -66,7 +66,7 @@ class Cue(Waiting):
 
 
 class Level(Waiting):
-    """Memory, continuous: answer the shown number, -0.8 to 0.8. Best return 1; else 0.6."""
+    """Memory, continuous: answer the shown number in -0.8..0.8. Best return 1; no memory: 0.6."""
 
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
 

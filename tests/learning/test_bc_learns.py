@@ -70,7 +70,7 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
 
 
 def test_cloned_policy_finds_the_largest_of_a_changing_number_of_entities(seed, tmp_path, note):
-    """From a demonstration to an exported policy. Best return 4; a present name at random 1.8."""
+    """The best return is 4; choosing the name of a random present entity gives 1.8."""
     with writing_demo(tmp_path / "expert.demo", "Toy?team=0", LargestName.spec) as writer:
         toy = LargestName(seed=seed, n_agents=4000)
         ((decision, _),) = toy.reset().values()

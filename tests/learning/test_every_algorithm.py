@@ -138,7 +138,7 @@ def test_a_policy_without_memory_stays_at_chance_in_the_memory_task(seed, tmp_pa
 def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     seed, tmp_path, note
 ):
-    """Without comparing entities, a present name at random has a mean return of 1.8."""
+    """Choosing the name of a random present entity has a mean return of 1.8."""
     changes = {"batch_size": 128, "learning_rate": 1e-3}
     result = trained("ppo", LargestName, 12_000, tmp_path, seed=seed, **changes)
     mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
@@ -159,7 +159,9 @@ def group_return(result, folder, seed):
     return sum(stayed) / len(stayed)
 
 
-def test_poca_learns_to_end_one_agent_early_for_the_reward_of_the_group(seed, tmp_path, note):
+def test_poca_learns_to_end_the_episode_of_one_agent_early_for_the_reward_of_the_group(
+    seed, tmp_path, note
+):
     result = trained("poca", Door, DOOR, tmp_path, seed=seed)
     mean_return = group_return(result, tmp_path, seed)
     note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)

@@ -1,4 +1,4 @@
-"""Every algorithm learns every kind of action from every kind of observation, and exports it."""
+"""Every algorithm learns every kind of action from every kind of observation, also if exported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperp
 
 
 def every_kind() -> list:
-    """Return all triples; triples without the mark `in_full` contain every pair of two kinds."""
+    """Return all triples of an algorithm, an observation and an action.
+
+    The triples without the mark `in_full` contain every pair of two kinds.
+    """
     kinds = []
     for (i, algorithm), (j, observation), (k, action) in product(
         enumerate(ALGORITHMS), enumerate(OBSERVATIONS), enumerate(ACTIONS)

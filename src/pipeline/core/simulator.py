@@ -18,8 +18,8 @@ class Simulator(Protocol):
     """Agents of one or more behaviors in one simulation, which all step at the same time.
 
     Behavior names are fully qualified, such as `BalanceBall?team=0`. Agent ids are unique over all
-    behaviors of the simulator. An agent whose episode ends appears in the terminal steps and, in
-    the same result, in the decision steps of its next episode, as in Unity.
+    behaviors of the simulator. If an agent's episode ends, the result of this step has the agent
+    twice, as in Unity: in the terminal steps, and in the decision steps of its next episode.
     """
 
     @property
@@ -27,7 +27,7 @@ class Simulator(Protocol):
         """Return the specification of each behavior, by the behavior's name."""
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a new episode for every agent, and return its first steps.
+        """Begin a new episode for every agent, and return the first steps of all agents.
 
         Unfinished episodes give no terminal steps.
         """
@@ -62,7 +62,7 @@ class Renderable(Protocol):
 class Restorable(Protocol):
     """A simulator that can be stopped between two steps and continued exactly.
 
-    A run with such a simulator that is killed and resumed gives the same numbers as an
+    If a run with such a simulator is killed and resumed, its results equal the results of an
     uninterrupted run.
     """
 
@@ -78,7 +78,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class HasState(Protocol):
-    """A simulator with the methods `get_state` and `set_state`, as some other libraries have."""
+    """A simulator with the methods `get_state` and `set_state`, which some other libraries use."""
 
     def get_state(self) -> Any:
         """Return the state: everything that later steps depend on, as arrays and plain values."""
@@ -94,7 +94,7 @@ def state_of(simulator: object) -> dict[str, Any] | None:
     if isinstance(simulator, Restorable):
         return simulator.state_dict()
     if isinstance(simulator, HasState):
-        # The result must be a dict, but `get_state` of another library may return any value.
+        # This function returns a dict, but `get_state` of another library may return any value.
         return {"state": simulator.get_state()}
     return None
 
@@ -116,7 +116,7 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 def no_state(simulator: object) -> str:
     """Return the error message about a simulator that cannot return its state."""
-    # The message names the methods of `HasState`, because few environments of users have the
-    # methods of `Simulator`.
+    # The message names the methods of `HasState` and not those of `Restorable`, because most users
+    # have an environment of another library, and some libraries have methods of these names.
     name = type(simulator).__name__
     return f"{name} does not give its state; give the environment get_state() and set_state(state)"

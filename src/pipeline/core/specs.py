@@ -38,14 +38,15 @@ MAX_ACTIONS = 1 << 16
 each."""
 FREE_BYTES = 1 << 27
 """Bytes of memory that any message or file may take, even if it is short."""
-# Each byte that was sent allows this many more bytes of memory; PNGs of simple images need 100.
+# Each byte that was sent allows this many more bytes of memory; a simple image takes 100 times as
+# much memory as its PNG file.
 _BYTES_PER_SENT_BYTE = 256
 AGENT_BYTES = 4096
 """Maximum bytes of memory that an agent or a recorded step takes in addition to the numbers in its
 arrays."""
 
 
-# ML-Agents' messages contain these numbers as integers, so they must not change.
+# ML-Agents' messages contain the values of these flags as integers, so the values must not change.
 class DimensionProperty(IntFlag):
     """Meaning of the positions along one dimension of an observation; the flags can be combined."""
 
@@ -55,7 +56,7 @@ class DimensionProperty(IntFlag):
     VARIABLE_SIZE = 4
 
 
-# ML-Agents' messages contain these numbers too, so they must not change.
+# ML-Agents' messages contain the values of this enumeration, so the values must not change.
 class ObservationType(IntEnum):
     """Purpose of an observation: an ordinary input, or the goal that an agent is to reach."""
 
@@ -110,7 +111,7 @@ class ObservationSpec(NamedTuple):
 class ActionTuple:
     """Actions of N agents: `continuous` float32 [N, n] and `discrete` int32 [N, branches].
 
-    Setting one kind of actions sets the other to width 0, as in ML-Agents.
+    If only one kind of actions is set, the other kind has the width 0, as in ML-Agents.
     """
 
     _continuous: FloatArray | None
@@ -118,7 +119,8 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
-        # `add_discrete` and `add_continuous` also give the other kind of actions a width of 0.
+        # `add_discrete` and `add_continuous` also give the other kind of actions the width 0, if it
+        # is not set.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)
@@ -179,11 +181,11 @@ class ActionSpec(NamedTuple):
 
         Continuous actions are in [-1, 1); each discrete action is any choice of its branch.
         """
-        # As in ML-Agents, the generator may be left out; code of this project passes one with a
-        # seed.
+        # ML-Agents' method has no argument `rng`, so it may be left out; the code of this project
+        # passes a generator with a seed.
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
-        # NumPy needs a bound even if there are no columns.
+        # NumPy needs an upper bound even if there are no discrete branches.
         discrete = rng.integers(0, self.discrete_branches or 1, (n_agents, self.discrete_size))
         return ActionTuple(continuous.astype(np.float32), discrete.astype(np.int32))
 
@@ -232,8 +234,8 @@ class ScaledSpec(BehaviorSpec):
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
-        # Texts come from the environment and go into ONNX files, so they are shortened.
-        # Descriptions of spaces are not shortened, because they would be useless then.
+        # Texts come from the environment and go into ONNX files, so they are shortened. A part of
+        # a description of spaces would be useless, so a description that is too long is left out.
         is_whole = (t.startswith(SPACES) and t.isprintable() for t in scales[:MAX_PARTS])
         scaled.scales = tuple(
             text if whole else brief(text)
@@ -244,12 +246,12 @@ class ScaledSpec(BehaviorSpec):
 
 
 def scales_of(spec: BehaviorSpec) -> tuple[str, ...]:
-    """Return the texts that explain a behavior's numbers (`ScaledSpec`); empty if it has none."""
+    """Return the texts that explain a behavior's tensors (`ScaledSpec`); () if there are none."""
     return spec.scales if isinstance(spec, ScaledSpec) else ()
 
 
 def check_spec(name: str, spec: BehaviorSpec) -> None:
-    """Raise UnitySpecificationException if a behavior's sizes are impossible or too large."""
+    """Raise UnitySpecificationException if a size of observations or actions is not possible."""
     if (fault := _fault(spec)) is not None:
         raise UnitySpecificationException(f"behavior {brief(name)}: {fault}")
 
@@ -280,7 +282,7 @@ def _fault_of_actions(actions: ActionSpec) -> str | None:
 
 
 def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
-    # The number of observations is checked first: the messages below list every observation.
+    # The number of observations is checked first, because a message below lists all their shapes.
     if len(specs) > MAX_PARTS:
         return f"it has more than {MAX_PARTS} observations: join some of them"
     for index, obs in enumerate(specs):
@@ -292,7 +294,7 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
                 f"{subject}; it must have at most {MAX_DIMENSIONS} dimensions, each of at least 1: "
                 "correct the sensor"
             )
-        # Attention over n entities has n * n scores, so their number is limited separately.
+        # Attention over n entities has n * n scores, so the number of entities has its own limit.
         is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
         if is_list and max(obs.shape[:1], default=0) > MAX_ENTITIES:
             return (
@@ -354,7 +356,7 @@ def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where
     if ours == theirs:
         return
     difference = _difference(ours, theirs)
-    # Only shapes and properties must agree: two scenes may name equal sensors differently.
+    # Names of sensors may differ, because two scenes may name equal sensors differently.
     if difference is not None:
         raise UnityObservationException(
             f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
@@ -391,7 +393,7 @@ def _described(obs: ObservationSpec) -> str:
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether two equally long lists of names share a name at different positions."""
+    """Return whether two lists have equal lengths, and share a name at different positions."""
     shared = {*names} & {*other}
     pairs = zip(names, other, strict=False)
     return len(names) == len(other) and any(
@@ -411,7 +413,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
     """Warn once that agents of a behavior have sensors with different names."""
     _log.warning(
         "Behavior %s: an agent calls its observations %s, the first agent %s. They are taken to "
-        "mean the same, because their shapes agree; check it.",
+        "mean the same, because their shapes agree; check that they do.",
         behavior,
         other,
         names,
@@ -420,8 +422,8 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
     """Return a behavior's specification as plain values."""
-    # Empty `scales` are left out, so that the files of specifications without scales have the same
-    # bytes as those that versions without `scales` wrote.
+    # Empty `scales` are left out, so that the file of a specification without scales has the same
+    # bytes as in earlier versions, which did not have `scales`.
     scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [
@@ -443,7 +445,7 @@ def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
     """Return the specification in a mapping from `spec_to_mapping`.
 
     Raises:
-        ValueError: The sizes are impossible or too large.
+        ValueError: A size of observations or actions is impossible or too large.
     """
     spec = BehaviorSpec(
         [

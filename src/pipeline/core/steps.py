@@ -87,7 +87,8 @@ class _AgentSteps(Mapping[int, Step]):
         }
 
 
-# A generated `__eq__` would need one truth value of an array and fail; `same_steps` compares steps.
+# A generated `__eq__` would fail: comparing two arrays gives an array, which has no truth value.
+# `same_steps` compares steps.
 @dataclass(eq=False, repr=False, slots=True)
 class DecisionSteps(_AgentSteps[DecisionStep]):
     """The agents that ask for a decision."""
@@ -111,7 +112,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     def __getitem__(self, agent_id: int) -> DecisionStep:
         row, shared = self._row(agent_id)
         mask = self.action_mask
-        # The mask of each branch is an array [N, branch size], and the agent gets its row of it.
+        # The mask of each branch is an array [N, branch size]; the agent's mask is one row of it.
         row_mask = None if mask is None else [branch[row] for branch in mask]
         return DecisionStep(**shared, action_mask=row_mask)
 
@@ -124,7 +125,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
 
 @dataclass(eq=False, repr=False, slots=True)
 class TerminalSteps(_AgentSteps[TerminalStep]):
-    """The agents whose episode has ended since the last exchange.
+    """The agents whose episode has ended since the last exchange with the environment.
 
     Fields without a description here are as in `DecisionSteps`.
     """
@@ -150,7 +151,8 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
-# The arrays have 0 rows and the usual other sizes, so that callers need no special case.
+# The arrays have 0 rows, but their other sizes are those of `spec`, so that callers need no special
+# case for a behavior without agents.
 def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
     return {
         "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],

@@ -1,4 +1,4 @@
-"""Columns of rows: shapes, arrays that grow, and the cutting of trajectories into sequences."""
+"""Columns of experience: shapes, arrays that grow, and how trajectories are cut into sequences."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class GrowableRows:
             array[place] = values
 
     def append_from(self, blocks: Columns[AnyArray], index: AnyArray) -> list[AnyArray]:
-        """Copy rows of blocks to the end; return views of the observations of the new rows.
+        """Append copies of rows of blocks; return views of the observations of the new rows.
 
         Args:
             blocks: arrays [slots, rows, ...], with at least the columns of this object.
@@ -207,7 +207,7 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return row numbers that order rows by trajectory, each with the row after its last row.
+    """Return the numbers of all rows, with the row after each trajectory added to the trajectory.
 
     The numbers are indices into an array that has the R rows of all sequences first, and then, for
     each of the K trajectories, the row after the trajectory.
@@ -221,6 +221,7 @@ def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
     """
     longer = lengths + is_last
     rows = rows_of(np.cumsum(lengths) - lengths, longer)
-    # The place that `longer` adds to a trajectory's last sequence is for the row after it.
+    # The place that `longer` adds to a trajectory's last sequence is for the row after the
+    # trajectory.
     rows[(np.cumsum(longer) - 1)[is_last]] = lengths.sum() + np.arange(is_last.sum())
     return rows

@@ -23,8 +23,8 @@ import numpy as np
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
-# Distance between the keys of two sources. Ids of groups are int32, so groups of two sources never
-# have equal keys.
+# Distance between the keys of two sources (a source is one team of one worker). Ids of groups are
+# int32, so groups of two sources never have equal keys.
 _SOURCE = 1 << 32
 _NO_GROUP = -1
 _PER_SLOT = {
@@ -93,7 +93,8 @@ class Groups:
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
         """Return the keys of the groups of N agents, int64 [N].
 
-        An agent without a group gets a key that no other agent has.
+        An agent without a group gets a key that no other agent has. `source` is the team and the
+        worker of the agents, because each worker numbers its groups independently.
         """
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
@@ -101,7 +102,7 @@ class Groups:
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
-        """Process a message; write agents' rewards and group snapshots' numbers to `by_slot`.
+        """Process a message: write rewards, and the numbers of group snapshots, to `by_slot`.
 
         Args:
             ended: agents with an ended episode, each once.
@@ -148,7 +149,7 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget group snapshots, except the numbers `needed` and the latest of present agents."""
+        """Forget all snapshots but those numbered `needed` and each present agent's latest one."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
@@ -165,7 +166,7 @@ class Groups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore a state that `state_dict` returned; if not `with_open`, only its snapshots."""
+        """Restore a state that `state_dict` returned; without `with_open`, only the snapshots."""
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
@@ -178,7 +179,7 @@ class Groups:
     def _share(
         self, ended: GroupMessage, acted: BoolArray, deciding: GroupMessage, goes_on: BoolArray
     ) -> None:
-        """Give each member the sum of all members' individual rewards, and the group reward."""
+        """Give each agent the sum of its group's individual rewards, and the group reward."""
         s = self.by_slot
         parts = ((ended, acted, "step_reward_at_end"), (deciding, goes_on, "step_reward"))
         keys = np.concatenate([s["group"][message.slots[real]] for message, real, _ in parts])
@@ -241,7 +242,7 @@ class Groups:
         if not len(groups):
             return slots[:0], slots[:0]
         key = self.by_slot["group"][slots]
-        # `searchsorted` returns `len(groups)` for keys above all groups.
+        # `searchsorted` returns `len(groups)`, which is not an index, for keys above all groups.
         group_index = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
         is_member = groups[group_index] == key
         return slots[is_member], group_index[is_member]
@@ -273,9 +274,10 @@ class Members:
 class GroupSnapshots:
     """Stores the data of members (entities), and the members of groups at one time (moments).
 
+    Entities and moments are numbered in the order in which they are added.
+
     Args:
-        columns: columns to store for each entity. Entities and moments are numbered in the order in
-            which they are added.
+        columns: columns to store for each entity.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:

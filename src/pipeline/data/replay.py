@@ -16,8 +16,8 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Places for the last observations of trajectories that are allocated at first, as a share of the
-# capacity.
+# Number of places that are allocated at first for the last observations of trajectories, as a share
+# of the capacity.
 _ENDS = 1 / 16
 
 
@@ -79,7 +79,8 @@ class Replay:
         self._n_sequences = self._first_sequence = 0
         self.kept: list[tuple[str, str, int]] = []
         """(name, digest, number of rows) of each file with rows of this replay, oldest first."""
-        self._saved_up_to = (0, 0)  # numbers of rows and sequences in the files of `kept`
+        # Numbers of rows and sequences that had been added when a file was last added to `kept`.
+        self._saved_up_to = (0, 0)
 
     def __len__(self) -> int:
         """Return the number of stored rows."""
@@ -133,7 +134,8 @@ class Replay:
 
         Args:
             rng: random stream.
-            n_rows: number of rows; with memory, n_rows // sequence_length sequences are drawn.
+            n_rows: number of rows; with memory, n_rows // sequence_length sequences are drawn, but
+                at least one.
         """
         if self._memory is None:
             return self.read(self.draw(rng, n_rows))
@@ -207,7 +209,8 @@ class Replay:
             return
         oldest = self.n_added + n_rows - self.capacity
         n_stored = self._n_sequences - self._first_sequence
-        # A sequence has at least one row, so the new rows overwrite at most this many sequences.
+        # A sequence has at least one row, so the new rows overwrite at most `n_rows` sequences;
+        # `sequence_length` is only a margin.
         n_candidates = min(n_stored, n_rows + self.sequence_length)
         candidates = (self._first_sequence + np.arange(n_candidates)) % self.capacity
         self._first_sequence += int(np.searchsorted(self._start[candidates], oldest))
@@ -244,7 +247,7 @@ class Replay:
         return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
-        """Append a file with the newest rows to `kept`; drop files that have no stored row."""
+        """Append a file with the newest rows to `kept`; drop files without a stored row."""
         self.kept.append((name, digest, n_rows))
         self._saved_up_to = (self.n_added, self._n_sequences)
         # A file is needed as long as fewer than `capacity` rows were added after its own rows.
@@ -277,8 +280,8 @@ class Replay:
         """Replace all rows by the rows that `state_dict` returned.
 
         Raises:
-            KeyError, ValueError: The columns of `state` are not the columns of this replay, or it
-                has more rows than `capacity`.
+            KeyError, ValueError: The columns of `state` are not the columns of this replay, or
+                `state` has more rows than `capacity`.
         """
         self.clear()
         self.extend(state)
@@ -292,15 +295,15 @@ class Replay:
         """Add rows that `state_dict` or `new_rows` returned; they become the newest rows.
 
         Raises:
-            KeyError, ValueError: The columns of `state` are not the columns of this replay, or it
-                has more rows than `capacity`.
+            KeyError, ValueError: The columns of `state` are not the columns of this replay, or
+                `state` has more rows than `capacity`.
         """
         obs = Columns.from_saved(state).obs
         n_rows, n_places = len(state["place"]), len(obs[0])
         if n_rows > self.capacity:
             raise ValueError(
                 f"the saved replay has {n_rows} rows, and buffer_size is {self.capacity}; set "
-                "buffer_size to at least this number of rows"
+                f"buffer_size to {n_rows} or more"
             )
         at = (self.n_added + np.arange(n_rows)) % self.capacity
         for name, stored in self._rows.items():

@@ -1,7 +1,8 @@
 """Trajectories of many agents, written by slot and closed into one contiguous rollout.
 
-Every live agent has a slot (see `data.slots`). A decision writes one row at [slot, cursor]; the
-reward arrives with the agent's next message and completes the row. A trajectory closes when the
+Every live agent has a slot (see `data.slots`). A decision writes one row at [slot, cursor], where
+the cursor is the number of complete rows in the slot's open trajectory; the reward arrives with the
+agent's next message and completes the row. A trajectory closes when the
 agent's episode ends or after `time_horizon` rows; then its rows, and the rows of all trajectories
 that close in the same message, are copied to the end of the rollout, where an update reads them as
 contiguous arrays.
@@ -122,7 +123,7 @@ class Trajectories:
     def n_closed(self) -> int:
         """Number of rows for the next update; with memory, each short sequence counts as full.
 
-        This makes `buffer_size` rows the same number of sequences for short and long episodes.
+        With this count, `buffer_size` rows are as many sequences for short as for long episodes.
         """
         if not self._sparse:
             return self._rows.used
@@ -313,7 +314,7 @@ class Trajectories:
             values[:n_slots] = state["slots"][name]
 
     def _open_rows(self, n_slots: int, spec: Field, block: AnyArray) -> AnyArray:
-        """Return a copy [n_slots, rows, ...] of an open column, with zeros in unused rows."""
+        """Return a copy [n_slots, rows, ...] of a column of `_open`, with zeros in unused rows."""
         rows: AnyArray = block[:n_slots].copy()
         # A waiting decision has no reward yet; its place still has an older trajectory's reward.
         waiting = 0 if block is self._open.fields["reward"] else self._waiting[:n_slots]
@@ -345,7 +346,8 @@ class Trajectories:
             "length": lengths,
             "terminated": terminated,
             "slot": slots,
-            # The episode is longer if an earlier part of it has closed at the horizon.
+            # The episode is longer than the trajectory if an earlier part of the episode has closed
+            # at the horizon.
             "begins": self._episode_length[slots] == lengths,
             "ended": np.full(len(slots), ended),
             **at_end,

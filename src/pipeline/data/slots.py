@@ -1,4 +1,4 @@
-"""Slots: each live agent has a row in preallocated arrays, which is found without a loop."""
+"""Slots: each live agent has a row in preallocated arrays; the row is found without a loop."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NONE: AnyArray = np.zeros(0, dtype=np.intp)
 class Slots:
     """Gives each live agent of a source a slot.
 
-    A source is a pair of a worker and a team. Its agents are stored as a sorted array of ids and an
-    array of slots. If a message has the same agents as the source's previous message, their slots
-    are used again without a look-up.
+    A source is a pair of a team and a worker. Its agents are stored as a sorted array of ids and an
+    array of slots. If a message has the same agents as the source's previous message, the slots of
+    the previous message are used again without a look-up.
 
     Agents may disappear without the end of an episode. So the time of the agent's last message is
     stored for each slot, and `sweep` frees the slots of agents that were in no message for a long
     time, but only if the number of taken slots has doubled since the last sweep. Time is counted in
-    messages of the source that has sent the most, so it does not depend on the number of workers
-    and teams.
+    messages of the source that has sent the most messages, so it does not depend on the number of
+    workers and teams.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Slots:
         Must be called once per message of a source, because each call counts as a message.
 
         Raises:
-            UnityEnvironmentException: An agent asks twice.
+            UnityEnvironmentException: An agent asks for two decisions.
         """
         last, ids = self._last.get(source), agent_ids.tobytes()
         # If the agents are the same as in the source's last message, their slots are known. The
@@ -66,7 +66,8 @@ class Slots:
             slots = self._look_up(source, agent_ids)
             _refuse_duplicates(source, agent_ids)
             self._last[source] = (ids, slots)
-        # If a new source began at 0, its messages would not advance the clock for a long time.
+        # A new source begins at the clock's value: if it began at 0, its messages would not advance
+        # the clock for a long time.
         sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
         self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock

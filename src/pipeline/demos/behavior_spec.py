@@ -32,7 +32,8 @@ class ObservationEntry:
     """An entry of `observations` in a specification file."""
 
     shape: tuple[Count, ...]
-    """[size] of a vector, [entries, size] of a list of entities, [channels, height, width]."""
+    """[size] of a vector, [entries, size] of a list of entities, [channels, height, width] of an
+    image."""
     name: str = ""
     """Name of the observation in the environment."""
     goal: bool = False
@@ -81,7 +82,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Column name, or list of column names, of each field that has other column names."""
+    """Column name, or list of column names, of each table field whose columns have other names."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""
@@ -96,7 +97,7 @@ def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
         SettingsError: The file cannot be read, or a key or value in it is wrong.
     """
     node = read_yaml(path, what="Specification file")
-    # This mistake is likely, and the error for unknown keys would not name it.
+    # A trainer configuration is a likely mistake, and the error for unknown keys would not name it.
     if isinstance(node.value, dict) and node.value.keys() & {"behaviors", "default_settings"}:
         text = "is a trainer configuration; name a .demo file, or a specification file"
         raise SettingsError(f"{path}: {text}")
@@ -133,11 +134,11 @@ def spec_of(
     default: str | None = None,
     renames: bool = True,
 ) -> tuple[str, BehaviorSpec, Columns]:
-    """Return a behavior's name, its specification and, from a YAML file, its table columns.
+    """Return a behavior's name and specification, and the table columns that a YAML file names.
 
     Args:
         source: a YAML or JSON file, a `.demo` file, or an environment.
-        make_env: returns the environment of a name.
+        make_env: function that returns the environment with a given name.
         behavior: behavior of an environment with several behaviors; else a name that replaces the
             name in the source.
         default: behavior of an environment with several behaviors, if `behavior` is None.
@@ -158,11 +159,12 @@ def spec_of(
         try:
             # An environment announces a behavior with its first agents, after a reset.
             env.reset()
-            # As in demonstrations, names have no team: the teams of a name share a behavior.
+            # As in demonstrations, names have no team: the teams of a behavior share its
+            # specification.
             specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
         finally:
             env.close()
-    # With a single behavior there is nothing to choose, so a given name is a new name for it.
+    # With a single behavior there is nothing to choose, so a given name is the behavior's new name.
     if len(specs) == 1 and (behavior is None or renames):
         ((name, spec),) = specs.items()
         return behavior or name, spec, columns

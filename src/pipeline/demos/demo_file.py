@@ -1,8 +1,8 @@
 """Reading and writing demonstrations (`.demo` files) as arrays.
 
-Recorders of packages from about 0.14 on store an observation together with the action of the
-previous step. Files written here store the action taken at the observation, because ML-Agents'
-readers and ours take the action of a row for the action at the observation of this row.
+Recorders of ML-Agents' Unity package from about version 0.14 on store an observation together with
+the action of the previous step. This module writes each observation with the action that was taken
+at this observation, because ML-Agents' reader and this module's reader expect this action there.
 
 A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
 info and action, or up to package 0.11 an agent info that stores the action of the previous step.
@@ -87,7 +87,7 @@ def parse_demo(path: Path) -> DemoMessages:
     """
     data = _content(path)
     meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
-    # `_record` returns None if the data is cut off; (0, 0) is then read as an empty message.
+    # `_record` returns None if the data is cut off; the offsets (0, 0) then cause the error below.
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
         flaw = foreign(data) or "this is not a demonstration: its header cannot be read"
@@ -195,7 +195,7 @@ def _parses(message: Message, data: bytes) -> bool:
 
 
 def _is_agent_info(record: bytes) -> bool:
-    """Return whether a record is an agent info; a pair has the fields 1 and 2, both messages."""
+    """Return whether a record is an agent info; a pair has only fields 1 and 2, both messages."""
     anything = Empty()
     if not _parses(anything, record):
         return False
@@ -264,7 +264,8 @@ class Demonstration:
 
     metadata: m.DemonstrationMetaProto
     """The header of the file: number of steps, 0 if the recording was not finished; number of ended
-    episodes plus one; and the sum of rewards divided by that number of episodes.
+    episodes plus one; and mean reward, the sum of rewards divided by the number of ended episodes
+    plus one.
     """
     behavior_name: str
     """The recorded behavior name, without a team."""
@@ -315,7 +316,7 @@ def read_demo(path: Path | str) -> Demonstration:
 
     Raises:
         DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown
-            version.
+            version, or has no steps or an impossible action.
     """
     path = Path(path)
     try:
@@ -488,5 +489,5 @@ class DemoWriter:
             self._file.write(delimited_message(pair))
         self.n_steps += len(infos)
         self.n_done += sum(info.done for info in infos)
-        # The sum is float64, because a long recording is a sum of many small rewards.
+        # The sum is float64, because float32 would lose small rewards in a long recording.
         self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

@@ -63,7 +63,9 @@ def demonstration_files(path: Path | str) -> list[Path]:
 
 
 def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
-    """Return observations and actions of all demonstrations, without pairs that close an episode.
+    """Return the observations and actions of all demonstrations.
+
+    The last pair of an episode is left out, because it has an observation but no action.
 
     Args:
         sources: files and folders, with or without a weight.
@@ -190,7 +192,8 @@ def trim_demo(
         Lines of text about the episodes.
 
     Raises:
-        DemonstrationError: The file cannot be read, an episode is not in it, or none is left.
+        DemonstrationError: The file cannot be read, an episode is not in the file, or no episode
+            meets every condition.
     """
     demo = read_demo(path)
     returns = np.array(demo.returns())
@@ -248,7 +251,7 @@ def _episodes_to_keep(
         span = f" (returns {min(returns):.6g} to {max(returns):.6g})" if len(returns) else ""
         raise DemonstrationError(
             f"{path}: none of its {len(returns)} ended episodes{span} meets "
-            "the conditions; ask for less"
+            "the conditions; relax them"
         )
     return keep
 
@@ -283,7 +286,7 @@ def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) ->
     if names is not None:
         _log.warning(
             "%s: its observations are called %s, the behavior's %s. They are taken to mean the "
-            "same, because their shapes agree; check it.",
+            "same, because their shapes agree; check that they do.",
             file,
             *names,
         )

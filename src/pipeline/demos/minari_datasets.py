@@ -31,7 +31,7 @@ _ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
 def read_dataset(
     dataset_id: str, spec: BehaviorSpec | None = None
 ) -> tuple[Table, str, BehaviorSpec]:
-    """Return a dataset of this machine as a table, the behavior's name and its specification.
+    """Return a dataset of this machine as a table, and the behavior's name and specification.
 
     Args:
         dataset_id: Minari's id of the dataset, such as `mujoco/hopper/expert-v0`.
@@ -55,7 +55,7 @@ def read_dataset(
             "name the folder of datasets in MINARI_DATASETS_PATH"
         ) from error
     except (ValueError, KeyError, OSError, ImportError) as error:
-        raise DemonstrationError(f"{source}: Minari cannot read it: {error}") from error
+        raise DemonstrationError(f"{source}: Minari cannot read this dataset: {error}") from error
     if not episodes:
         raise DemonstrationError(f"{source}: has no episodes")
     codec = _codec(dataset.observation_space, dataset.action_space, source, spec)
@@ -65,10 +65,10 @@ def read_dataset(
     notes = []
     if action_spec.continuous_size:
         bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
-        # Gymnasium's environments clip such actions, so the clipped action was applied.
+        # Gymnasium's environments clip actions to their bounds, so the clipped action was applied.
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
-        clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
+        clipped = f"{int(beyond.sum())} numbers beyond them were clipped, as the environment does"
         notes = [f"bounds        -1..1 stands for the bounds of the action space; {clipped}"]
     # If the dataset names no environment, the behavior gets the dataset's name.
     env = dataset.spec.env_spec
@@ -85,9 +85,9 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
-    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them. There
-    # is a codec for each value of `visual`, because a demonstration may come from an executable
-    # that was built with any of them.
+    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them. With a
+    # specification there is a codec for each value of `visual`, because the demonstration may come
+    # from an executable that was built with any of these values.
     codecs = [
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])
@@ -96,10 +96,10 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
 
 
 def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
-    """Return whether two specifications have the same images, and the same scales of their numbers.
+    """Return whether two specifications have equal image shapes, and equal scales of observations.
 
-    The scales count as equal if `theirs` has none, which is so for the specification of a
-    demonstration.
+    The scales count as equal if `theirs` has no scales: the specification of a demonstration has
+    none.
     """
     is_scaled_same = not scales_of(theirs) or _obs_scales(ours) == _obs_scales(theirs)
     return _images(ours) == _images(theirs), is_scaled_same
@@ -138,8 +138,8 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
                 leaf.put(values[row], recorded[row])
         except (ValueError, IndexError, TypeError) as error:
             raise UnityObservationException(
-                f"{source}: observation {leaf.spec.name!r} {row} of episode {episode.id} does not "
-                f"fit the dataset's space ({error}); repair the dataset"
+                f"{source}: observation {leaf.spec.name!r} of step {row} of episode {episode.id} "
+                f"does not fit the dataset's space ({error}); repair the dataset"
             ) from error
         fields[f"obs{index}"] = values
     actions: dict[str, list[AnyArray]] = {"continuous": [], "discrete": []}
@@ -157,7 +157,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
 
 
 def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
-    """Return the mask [n + 1, size] of each branch by field name; the last row allows all."""
+    """Return the mask [n + 1, size] of each branch by field name; the last row forbids nothing."""
     rows = (_map_arrays(recorded, itemgetter(row)) for row in range(n))
     forbidden = np.stack([codec.actions.forbidden(mask) for mask in rows])
     masks = codec.actions.masks(np.pad(forbidden, ((0, 1), (0, 0))))
@@ -184,7 +184,7 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
         return
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
-        # The bounds of the space are scaled to -1..1, the range of a behavior.
+        # The bounds of the space are scaled to -1..1, the range of a behavior's actions.
         middle, half, _ = _range(space)
         yield "continuous", (flat - middle) / half
     else:
@@ -201,9 +201,9 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return the middle, the half width and whether bounded, [size] each, of a Box's dimensions."""
+    """Return the middle of each dimension of a Box, half its width, and whether it has bounds."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
-    # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
+    # Dimensions without bounds get the bounds -1..1, with which scaling does not change a number.
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
     # A dimension with equal bounds has the width 0, which cannot be a divisor.
@@ -227,8 +227,8 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
     Args:
         demo: the demonstration.
         dataset_id: id of the dataset, such as `people/maze-v0`.
-        env_id: id of the Gymnasium environment with the spaces and the name for the dataset; None
-            for spaces of plain numbers, with actions from -1 to 1.
+        env_id: id of the Gymnasium environment to name in the dataset; this environment also gives
+            the spaces. None for spaces of plain numbers, with actions from -1 to 1.
 
     Returns:
         Lines of text about the spaces and the episodes.
@@ -335,7 +335,7 @@ def _episode(
 
 
 def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
-    """Return an environment that fits `spec`, and the key of its action mask or None."""
+    """Return an environment that fits `spec`, and the key of its action mask; None without mask."""
     from pipeline.simulators.bridges.gymnasium_bridge import make_environment
 
     name = env_id.removeprefix("gymnasium:")
@@ -348,8 +348,8 @@ def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
     if shapes != recorded or action_spec != spec.action_spec:
         raise DemonstrationError(
             f"{name}: observes {shapes} and takes the actions ({action_spec}), but in the "
-            f"demonstration these are {recorded} and ({spec.action_spec}); name the environment it "
-            "was recorded in, or leave out --env"
+            f"demonstration these are {recorded} and ({spec.action_spec}); name the environment in "
+            "which it was recorded, or leave out --env"
         )
     return env, codec.mask_key
 
@@ -386,7 +386,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
 
     from pipeline.simulators.bridges.spaces import image_layout, image_range, is_of_bytes
 
-    # Bridges observe discrete spaces as one-hot vectors, so the largest number is the choice.
+    # Bridges observe discrete spaces as one-hot vectors, so the index of the 1 is the choice.
     if isinstance(space, spaces.Discrete):
         return np.asarray(values.argmax(axis=1) + space.start)
     if isinstance(space, spaces.MultiDiscrete):
@@ -399,10 +399,11 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
         low, width = image_range(space)
         values = values.reshape(len(values), *space.shape) * width + low
     elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):
-        # The image was observed as a vector; with `visual: never` its numbers are bytes, else in
-        # 0..1.
+        # The image was observed as a vector of bytes (with `visual: never`), or else as a vector of
+        # numbers in 0..1.
         values = values * (255 if values.max(initial=0) <= 1 else 1)
-    # A conversion to integers drops fractions, such as those of rounding errors.
+    # Numbers are rounded first, because the conversion to integers drops fractions: a rounding
+    # error would turn 3 into 2.
     if np.issubdtype(space.dtype, np.integer):
         values = np.rint(values)
     return np.asarray(values.reshape(len(values), *space.shape), dtype=space.dtype)

@@ -59,8 +59,9 @@ def import_table(
         behavior: name of the behavior.
         spec: specification of the behavior.
         target: path of the `.demo` file.
-        columns: column names by field, for fields that have other column names.
-        action_scale: divisors of the recorded continuous actions: one number, or one for each.
+        columns: column names by field, for fields with columns of other names.
+        action_scale: divisors of the recorded continuous actions: one for all actions, or one for
+            each action.
 
     Returns:
         Lines of text about the values that were read, checked and written.
@@ -172,7 +173,7 @@ def _observation(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
             f"observation {spec.name} has {shape}; transpose it (images are channels first)"
         )
-    # An image with bytes 0 and 1 only has values from 0 to 1; it is not a dark image.
+    # Bytes that are only 0 and 1 are taken for values in 0..1, and are not divided by 255.
     is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
     is_bytes = is_bytes and bool(numbers.values.max(initial=0) > 1)
     values = numbers.values.astype(np.float32)
@@ -215,7 +216,7 @@ def _actions(
             table,
             numbers,
             lacking,
-            "an action is missing ({}), but the row has other actions; add it",
+            "an action is missing ({}), but the row has other actions; add the action",
         )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
@@ -244,14 +245,15 @@ def _continuous(
             f"above 0, or {size}, one for each continuous action"
         )
     values: AnyArray = numbers.values / np.array(scale)
-    # `not (a <= b)` is also true for NaN and infinity.
+    # Unlike `a > b`, the expression `~(a <= b)` is also True for NaN.
     beyond = ~(np.abs(values) <= 1 + _ROUNDING) & ~idle[:, None]
     largest = np.nanmax(np.abs(numbers.values), axis=0)
     _refuse(
         table,
         numbers,
         beyond,
-        "the action {} exceeds -1..1, the range of every continuous action; divide by the largest: "
+        "the action {} exceeds -1..1, the range of every continuous action; divide each action by "
+        "its largest absolute value: "
         f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
     )
     return values[~idle]
@@ -360,7 +362,7 @@ def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> B
     seen: set[Any] = set()
     for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:
         if ids[row] in seen:
-            message = f"episode {ids[row]} comes again after others; sort the rows by episode"
+            message = f"episode {ids[row]} comes again after another one; sort the rows by episode"
             raise table.fault(row, column, message)
         seen.add(ids[row])
     return changes

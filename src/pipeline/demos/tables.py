@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Columns = Mapping[str, Sequence[str]]
-    """Column names by field, for fields that have other column names."""
+    """Column names by field, for fields with columns of other names."""
 
 # The number for each word in a text column. Spreadsheets and pandas write flags with these words.
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
@@ -92,8 +92,8 @@ class Table:
         """Return a field of `size` numbers; None if the table does not have the field.
 
         Raises:
-            DemonstrationError: A column is missing, has other values than numbers, or the number of
-                numbers is wrong.
+            DemonstrationError: A column is missing or has other values than numbers, or there are
+                more or fewer than `size` numbers.
         """
         names = self._names(name, size, columns)
         if not names:
@@ -327,7 +327,7 @@ _READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
-    """Return the fields [N, ...] of a table with a row for each pair, and lines of text about it.
+    """Return the fields [N, ...] of a table with a row for each pair, and text about the table.
 
     The reward of an action is in the action's row, not in the next row as in the file.
     """

@@ -152,7 +152,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
             refuse_single_process_only(job, learners, inference=inference, started=n_processes > 1)
-            # With cuda each process has a GPU of its own.
+            # With the device type cuda each process gets a GPU of its own.
             chosen = device_of_this_process(usable_device(device))
             several = (
                 joined(chosen)
@@ -164,7 +164,8 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
-            # `stack` releases the folder's lock, which it entered earlier, after the processes end.
+            # `stack` exits in reverse order: the processes end first, and then the folder's lock is
+            # released.
             group = stack.enter_context(several)
             # The other processes have no arguments, so the job with the settings is sent to them.
             broadcast_job(group, job.for_others())
@@ -303,7 +304,8 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
 def without_threaded(settings: RunSettings) -> RunSettings:
     """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
 
-    With `threaded: true` each process would spread its updates over other steps than the others do.
+    With `threaded: true` each process would spread its updates over other steps than the other
+    processes.
     """
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:

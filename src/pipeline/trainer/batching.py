@@ -14,7 +14,7 @@ from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 
-# Number of observations in a checkpoint, on which an exported policy is checked.
+# A checkpoint has at most this many rows of observations; an exported policy is checked on them.
 RECORDED_ROWS = 32
 
 
@@ -58,7 +58,7 @@ def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, 
 
 
 def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
-    """Return only each agent's first terminal step; later ones end episodes without decisions."""
+    """Return each agent's first terminal step; its later ones end episodes without decisions."""
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal

@@ -1,4 +1,4 @@
-"""Curricula: the present lesson of each environment parameter, and the values that it gives."""
+"""Curricula: the present lesson of each environment parameter, and the lesson's values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# After this many steps, a warning names behaviors that lessons measure but that are missing.
+# After this many steps, a warning names the behaviors that lessons measure but that the environment
+# has not shown.
 _STEPS_TO_SHOW_UP = 20
 # Weight of the old value in a smoothed measure, as in ML-Agents' EnvironmentParameterManager.
 _OLD_SHARE = 0.25
@@ -103,8 +104,8 @@ class Curriculum:
         """Record the progress of a behavior.
 
         `returns` are the returns of the episodes that ended since the last call; `step` is the
-        number of agent steps so far, and `max_steps`, above 0, their number in training; `elo` is
-        the rating in self-play.
+        number of agent steps so far, and `max_steps`, above 0, the number after which training
+        ends; `elo` is the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -244,7 +245,7 @@ class Lessons:
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
-                # This empties the list, which would otherwise grow for the rest of the run.
+                # This clears the list of returns, which would grow for the rest of the run.
                 learner.statistics.take_ended()
             return
         returns = {learner.name: learner.statistics.take_ended() for learner in learners}
@@ -290,8 +291,8 @@ class Lessons:
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the lessons of a saved run, if the run has saved lessons.
 
-        With `exact` the environments continue, too; then new lessons that were not sent to them yet
-        are restored, and `apply` sends them.
+        With `exact` the environments continue, too. Then the values of lessons that began but were
+        not sent to the environments are restored as well, and `apply` sends these values.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -299,7 +300,7 @@ class Lessons:
         self.curriculum.load_state_dict(saved["curriculum"])
         if exact:
             pending = saved["pending"]
-            known = self.curriculum.numbers  # the configuration may no longer have a parameter
+            known = self.curriculum.numbers  # a saved parameter may not be in the settings any more
             self._pending = Change(
                 parameters=tuple(name for name in pending["parameters"] if name in known),
                 must_reset=bool(pending["must_reset"]),
@@ -339,8 +340,9 @@ class Lessons:
             if behavior not in present:
                 _log.warning(
                     "environment_parameters: the lessons of %s measure the behavior '%s', which "
-                    "the environment has not shown in %d steps (it shows %s); they cannot end "
-                    "until it does. A completion_criteria names a behavior without '?team='.",
+                    "the environment has not shown in %d steps (it shows %s); these lessons cannot "
+                    "end before the behavior appears. A completion_criteria names a behavior "
+                    "without '?team='.",
                     ", ".join(parameters),
                     behavior,
                     self._n_steps,

@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 _N_TIMED = 7
 _WORTH_MORE = 1.05
-"""A smaller number of threads is chosen if its time is at most this factor times the shortest."""
+"""A smaller number of threads is chosen if its time is at most this factor times the shortest time.
+"""
 
 
 def devices_here() -> list[torch.device]:
@@ -133,7 +134,7 @@ def step_seconds(
         memory = np.zeros((len(agent_obs[0]), policy.memory_size), np.float32)
         length = network.memory.sequence_length
         lengths = np.full(-(-n_rows // length), length)
-        # The last sequence is shorter, so that the minibatch has `n_rows` rows.
+        # The last sequence may be shorter, so that the minibatch has `n_rows` rows.
         lengths[-1] -= lengths.sum() - n_rows
         sequences = forgetful_sequences(lengths, length, policy.memory_size, device)
 

@@ -73,8 +73,9 @@ class NoGroups:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
-        # A game may end before an agent's first turn; its episode has a return but no decision.
+        """Add the ended episodes of `idle` agents [N], which never decided, to the statistics."""
+        # A game may end before an agent's first turn; the agent's episode then has a return but no
+        # decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
@@ -114,8 +115,8 @@ class GroupTracker(Groups):
         template = parts[0].steps.obs
         ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
-            # An agent that never acted may have a slot beyond `memories`. With the mode "clip" it
-            # gets another agent's memory, which is not used.
+            # An agent that never acted may have a slot beyond `memories`. With the mode "clip" this
+            # agent gets another agent's memory, which is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
         self.on_message(ended, deciding, n_slots)
@@ -163,7 +164,7 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add ended episodes without a decision to the statistics; they have `idle` [N] True."""
+        """Add the ended episodes of `idle` agents [N], which never decided, to the statistics."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())

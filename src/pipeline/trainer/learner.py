@@ -91,7 +91,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """Synchronises this learner with those of other processes; None in a single process."""
+        """Synchronises this learner with the learners of other processes; None without others."""
         self.step = 0
         self.n_updates = 0
         self.last_update: Mapping[str, float] = {}
@@ -182,7 +182,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
-        # A group's critic uses the memories of ended agents, which are cleared below.
+        # A group's critic uses the memories of ended agents; these memories are cleared below.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
@@ -231,7 +231,7 @@ class Learner:
         if is_ready and updates.is_under_way:
             return updates.take(at_once=True)
         updates.advance()
-        # A completed update is taken before a new update starts, because `start` requires it.
+        # A completed update is taken before a new update starts, because `start` requires this.
         stats = updates.take()
         if not is_ready:
             return stats
@@ -397,7 +397,7 @@ class Learner:
             self.sync.steps += closed.n_rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which training continues, without the entry `experience`."""
+        """Return the state from which training continues, without the rows of `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,

@@ -263,7 +263,7 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Processes synchronise first, so that lessons and updates see equal counts everywhere.
+        # Processes synchronise first, so that lessons and updates see equal counts in each process.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         # `dict.fromkeys` lists each learner once, even if several teams or groups of workers share
@@ -354,11 +354,15 @@ class TrainingLoop:
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
             load_initial_weights(learner, first, device=str(device), whole=self.job.whole_weights)
         elif self.job.resume:
-            _log.warning("%s starts at step 0: %s has no checkpoint of it.", name, self.job.run_dir)
+            _log.warning(
+                "%s starts at step 0: %s has no checkpoint of this behavior.",
+                name,
+                self.job.run_dir,
+            )
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
-        # `held` is the number of rows that waited for an update at the last synchronisation. None
+        # `n_held` is the number of rows that waited for an update at the last synchronisation. None
         # means that the run is new or does not continue exactly; processes of rank 1 and above then
         # seed their random streams by their rank.
         n_held = (saved or {}).get("held", 0) if self._exact else None
@@ -396,7 +400,7 @@ class TrainingLoop:
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number, which unlisted behaviors share."""
+        """Replace `steps_per_update: auto`; behaviors of default_settings get the same number."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
@@ -502,7 +506,8 @@ class TrainingLoop:
 
     def _export(self, learners: list[Learner]) -> None:
         """Export each policy that has recorded observations, if there is an exporter."""
-        # An export is checked against recorded observations, so a learner without any is left out.
+        # An export is checked against recorded observations, so a learner without recorded
+        # observations is left out.
         exportable = [
             x for x in learners if self.checkpoints.exporter and len(x.recorded["obs"][0])
         ]

@@ -1,4 +1,4 @@
-"""Snapshots of a behavior's policy, their ELO ratings, and opponents that play with them.
+"""Snapshots of a behavior's policy, their ELO ratings, and opponents that use the snapshots.
 
 The rules follow ML-Agents' `self_play`; docs/how-to/self-play.md describes them.
 """
@@ -48,7 +48,7 @@ class Opponent:
         `memory` [N, M] is the agents' memory; only the part that belongs to the policy is used.
         """
         n = self.policy.memory_size
-        # A learner's memory may also have the critic's part, after the policy's.
+        # A learner's memory may also have the critic's part, after the policy's part.
         recalled = memory[:, :n] if n and memory is not None else None
         return self.policy.act(obs, mask, self._stream, recalled)
 
@@ -117,7 +117,7 @@ class SnapshotPool:
         return self.ratings[LATEST]
 
     def save_if_due(self, step: int) -> None:
-        """Take a snapshot if there is none, or if the last is more than `save_steps` steps old."""
+        """Take a snapshot if there is none, or the last one is over `save_steps` steps old."""
         # The first snapshot is taken at once, because opponents are drawn before the first step.
         if not self.snapshots or step - self.last_save > self.settings.save_steps:
             self._save()
@@ -133,7 +133,7 @@ class SnapshotPool:
         return self.ghost_steps - self.last_swap > self.settings.swap_steps
 
     def swap(self, teams: Sequence[str]) -> None:
-        """Draw an opponent for each qualified name in `teams`; all other teams learn."""
+        """Let opponents with drawn weights act for `teams` (qualified names); other teams learn."""
         self.opponents = {team: self._opponent_of(team) for team in teams}
         for opponent in self.opponents.values():
             self._draw(opponent)
@@ -229,7 +229,7 @@ def expected_score(rating: float, opponent: float) -> float:
 def results(terminal: TerminalSteps) -> AnyArray:
     """Return the score of each ended agent, float [N]: 1 for a win, 0.5 for a draw, 0 for a loss.
 
-    The sign of its last reward decides, as in ML-Agents: individual reward plus group reward.
+    The sign of the agent's last reward (individual plus group reward) decides, as in ML-Agents.
     """
     last = terminal.reward + terminal.group_reward
     # The sign is 1, 0 or -1, which becomes 1, 0.5 or 0.

@@ -25,11 +25,12 @@ _log = logging.getLogger(__name__)
 _N_EXCHANGES = 200
 """Number of recent exchanges with the environments; their median time is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Largest number of timed rounds; and updates in a round, a multiple of `policy_delay` 1 to 4."""
+"""Largest number of timed rounds, and number of updates in a round: a multiple of every
+`policy_delay` from 1 to 4."""
 _MOST_S = 2.0
 """Seconds of measured time after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""The log recommends `threaded: true` if this factor times as many updates, or more, could then run
+"""The log recommends `threaded: true` if at least this factor times as many updates could then run
 while the environments work."""
 
 
@@ -84,7 +85,8 @@ class PaceMeter:
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
         # With `threaded`, updates are spread over all exchanges.
         pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
-        # Without `threaded`, all updates run after a complete rollout, in the wait of one exchange.
+        # Without `threaded`, all updates run after a complete rollout, in the waiting time of one
+        # exchange.
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread

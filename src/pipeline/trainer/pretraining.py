@@ -17,7 +17,8 @@ from pipeline.settings import RunSettings
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
-# Share of the demonstrated steps on which only the loss is measured.
+# Share of the demonstrated steps that are held out: the policy does not learn from these steps, and
+# its loss on them is measured.
 CHECKED = 0.1
 
 

@@ -54,7 +54,7 @@ class SelfPlay:
         if self.learning is None:
             self.learning = team
         self._members.setdefault(team, {})[qualified] = learner
-        # Opponents are drawn from the snapshots, so there must be one before the first step.
+        # Opponents are drawn from the snapshots, so there must be a snapshot before the first step.
         learner.snapshot_pool.save_if_due(learner.step)
         playing = learner.snapshot_pool.opponents
         ghosts = self._ghosts(learner)

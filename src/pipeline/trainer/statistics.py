@@ -108,7 +108,7 @@ class Statistics:
                     self._distributions[name].append(value)
 
     def reward_spread(self) -> float:
-        """Return the population standard deviation of the returns; 0 for fewer than two."""
+        """Return the population standard deviation of the returns; 0 for fewer than two returns."""
         # `statistics.pstdev` is not used, because its exact fractions take longer for many values.
         n = len(self.returns)
         if n < 2:
@@ -149,7 +149,7 @@ class Statistics:
         return values
 
     def new(self) -> dict[str, Any]:
-        """Return all statistics as plain values, from which `of` makes an equal object."""
+        """Return all statistics as plain values, from which `of` makes equal statistics."""
         # `ended` and `values` are not in checkpoints, but other processes need them.
         return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 

@@ -18,7 +18,8 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
         SettingsError: A setting is not supported.
     """
     try:
-        # The order decides which error a user sees first: trainer, reward signals, demonstrations.
+        # The order decides which error a user sees first: trainer, reward signals, encoders,
+        # demonstrations.
         algorithm = algorithm_of(settings)
         supported_signals(settings)
         for network in settings.networks:

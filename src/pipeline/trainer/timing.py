@@ -26,9 +26,9 @@ class Progress:
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
         """Return the steps at which the learner's next summary and checkpoint are due.
 
-        `run` is the shared state in the learner's resume file. If it names an earlier step for the
-        checkpoint than the settings give, that checkpoint was already due when the state was saved,
-        and waited for an update.
+        `run` is the shared state in the learner's resume file. If `run` names an earlier step
+        for the checkpoint than the settings give, that checkpoint was already due when the state
+        was saved, and waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)

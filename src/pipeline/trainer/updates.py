@@ -137,8 +137,8 @@ class Overlap(Updates):
 
     Args:
         algorithm: the algorithm that learns; a copy of its policy acts during an update.
-        steps_per_row: number of the loop's steps for each row of an update, which is computed in a
-            thread; None to compute updates between the loop's steps.
+        steps_per_row: if an update runs in a thread, the number of the loop's steps that it may
+            take for each row of the rollout; None to compute updates between the loop's steps.
     """
 
     is_spread = True
@@ -222,12 +222,13 @@ class Overlap(Updates):
 
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        # SAC copies in each step, and `load_state_dict` takes ten times as long as this loop.
+        # SAC copies its weights in each step, and `load_state_dict` takes ten times as long as this
+        # loop.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
         for normalizer in self._normalizers:
-            # `copy_` changes the statistics in place, and the scale is computed from them.
+            # `copy_` has changed the statistics, so the scale that was computed from them is wrong.
             normalizer.forget_scale()
 
     def advance(self) -> None:

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def work() -> int:
-    """Train together with the first process, which has started this process; write only a log.
+    """Train together with the first process of the run; this process writes only a log.
 
     Returns:
         The exit code of the process. The first process reports this process's errors.

@@ -27,7 +27,10 @@ N = len(PLACES)
 
 @dataclass(frozen=True)
 class Member:
-    """The last observation and action of a group member, or its observation at the end."""
+    """The last observation and action of a group member, or the last observation of its episode.
+
+    `over` is set if the episode ended and was not cut short.
+    """
 
     saw: float
     did: int = 0
@@ -138,7 +141,7 @@ class Account:
             agent.own, agent.shared = agent.own + own, agent.shared + shared
 
     def end(self, ends, deciding, places, acts) -> dict[int, set[Member]]:
-        """Remove the ended agents; return for each the members of its group at that time."""
+        """Remove the ended agents; return the members that each agent's group had at that time."""
         for slot, (saw, *_) in deciding.items():
             if self.goes_on(slot, ends, places):
                 self.agents[slot].last = Member(saw, acts[slot])
@@ -177,7 +180,7 @@ class Account:
         decided = zip(deciding, rows["moment"].tolist(), strict=True)
         latest = {moment: self.agents[slot].group for slot, moment in decided}
         self.moments |= {moment: {*self.members(g).values()} for moment, g in latest.items()}
-        assert len(latest) == len(set(latest.values())), "mates share a moment"
+        assert len(latest) == len(set(latest.values())), "members of a group share a moment"
         assert len(set(rows["entity"].tolist())) == len(deciding)
         for name, values in (("own_return", "own"), ("group_return", "shared")):
             expected = [getattr(agent, values) for agent in self.agents.values()]
@@ -209,7 +212,7 @@ def test_members_rewards_and_returns_of_groups_equal_a_slow_computation(seed):
         if number % 10 == 9:
             state, account.groups = account.groups.state_dict(n_slots=N), Groups(MEMBER)
             assert {len(values) for values in state["by_slot"].values()} == {N}
-            # Older checkpoints have these names.
+            # Checkpoints keep the names of an earlier version.
             assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()
             account.groups.load_state_dict(state, with_open=True)
 

@@ -119,7 +119,7 @@ def test_replay_allocates_memory_for_only_one_copy_of_the_observations():
 
 
 def test_field_with_the_prefix_next_is_stored_for_each_row():
-    """For a field `next_allowed`, in a ring that is overwritten, and after loading its state."""
+    """The field `next_allowed` is read from an overwritten ring, and from a restored replay."""
     allowed = Field(shape=(3,), dtype=np.bool_)
     columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
     rng, stored, expected = np.random.default_rng(1), Replay(columns, capacity=20), []
@@ -202,7 +202,7 @@ def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
         for name, _, n_rows in original.kept:
             assert len(parts[name]["place"]) == n_rows
             of_files.extend(parts[name])
-        assert sum(n for _, _, n in original.kept[1:]) < 20, "what is overwritten needs no file"
+        assert sum(n for _, _, n in original.kept[1:]) < 20, "overwritten rows need no file"
         of_state.load_state_dict(original.state_dict())
         went_on = copy.deepcopy(original)
         for later in ([2], [1, 1, 4]):
@@ -246,7 +246,7 @@ def test_saved_replay_with_more_rows_than_the_capacity_is_refused():
         small.load_state_dict(big.state_dict())
 
 
-def test_method_sample_draws_n_rows_as_whole_sequences_and_at_least_one_sequence():
+def test_method_sample_draws_at_most_n_rows_in_whole_sequences_but_at_least_one_sequence():
     replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):

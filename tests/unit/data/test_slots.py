@@ -55,7 +55,7 @@ def test_slots_equal_a_slow_look_up_in_a_dictionary(moves):
         assert fast.n_taken == len(slow.slots)
 
 
-def test_agent_that_asks_twice_in_a_message_is_refused():
+def test_agent_that_asks_for_two_decisions_in_one_message_is_refused():
     assert Slots().ended("w", ids(7, 3, 7)).tolist() == [0, 1, 0]
     slots = Slots()
     with pytest.raises(UnityEnvironmentException, match=r"^agent 7 of \('A\?team=0', 2\) asks for"):
@@ -63,7 +63,7 @@ def test_agent_that_asks_twice_in_a_message_is_refused():
 
 
 def vanishing(slots, n_messages, *, n_new=4, first=0):
-    """Two agents stay; `n_new` new agents appear in every message and in no later message."""
+    """Two agents stay; each message has `n_new` new agents, which are in no later message."""
     freed, most = [], 0
     for message in range(first, first + n_messages):
         freed += slots.sweep().tolist()
@@ -176,7 +176,7 @@ def test_agent_with_a_just_ended_episode_is_not_swept_as_silent():
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
 def test_message_count_of_a_new_or_returning_worker_begins_at_the_present_clock(joining):
-    """If it began earlier, its messages would not advance the clock for a while."""
+    """If the count began at 0, the worker's messages would not advance the clock for a while."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)
     for _ in range(STALE_AFTER_MESSAGES // 2):
@@ -211,7 +211,7 @@ def test_state_of_slots_has_counts_and_free_slots_and_does_not_change_later():
     resumed.load_state_dict(state)
     for each in (slots, resumed):
         each.deciding("a", ids(0, 2))
-        assert each.state_dict()["clock"] == 3, "b has sent most, from 0 on"
-        assert each.deciding("a", ids(8, 9)).tolist() == [1, 3], "freed last, taken first"
+        assert each.state_dict()["clock"] == 3, "b has sent 4 messages, counted from 0"
+        assert each.deciding("a", ids(8, 9)).tolist() == [1, 3], "the last freed slot first"
     assert state["heard"].tolist() == [0, 0, 0, 0, 3]
     assert state["n_slots"] == 5

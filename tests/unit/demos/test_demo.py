@@ -133,7 +133,9 @@ def unfinished(path, n_steps=0, **changes) -> bytes:
 
 @pytest.mark.parametrize("n_steps", [0, -3])
 @pytest.mark.parametrize("copy", [b"", m.DemonstrationMetaProto(api_version=1, number_steps=6)])
-def test_file_with_0_steps_in_its_header_is_read_to_its_end(tmp_path, n_steps, copy, caplog):
+def test_file_without_a_positive_number_of_steps_in_its_header_is_read_to_its_end(
+    tmp_path, n_steps, copy, caplog
+):
     path = tmp_path / "a.demo"
     values = content()
     path.write_bytes(unfinished(path, n_steps) + (copy and copy.SerializeToString()))
@@ -276,7 +278,7 @@ def test_demonstration_written_in_parts_counts_the_ended_episodes_of_all_parts(t
         append(writer, 10, [True, False])
     content = parse_demo(tmp_path / "a.demo")
     agents = {(info.id, info.group_id, info.group_reward) for info in content.infos}
-    assert agents == {(0, 0, 0.0)}, "a recording is of an agent without number and group"
+    assert agents == {(0, 0, 0.0)}, "a recorded agent has no id and no group"
     assert not any(info.max_step_reached for info in content.infos)
     for row in (2, 4):
         content.infos[row].max_step_reached = True
@@ -284,7 +286,7 @@ def test_demonstration_written_in_parts_counts_the_ended_episodes_of_all_parts(t
         writer.append_messages(content.infos[:3], content.actions[:3])
         writer.append_messages(content.infos[3:], content.actions[3:])
     demo = read_demo(tmp_path / "b.demo")
-    # The first reward of an episode follows no action of it, so the return does not contain it.
+    # The first reward of an episode follows no action of the episode, so it is not in the return.
     assert demo.returns() == [2, 0, 0]
     assert demo.interrupted.tolist() == [False, False, True, False, False]
     meta = demo.metadata

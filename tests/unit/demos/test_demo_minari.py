@@ -203,7 +203,7 @@ def test_actions_outside_their_bounds_are_clipped_and_counted(tmp_path):
     steps = import_table(table, behavior, spec, tmp_path / "a.demo")
     n_beyond = int((np.abs(actions) > 2).sum())
     assert 0 < n_beyond < len(actions)
-    assert f"; {n_beyond} numbers outside were clipped, as the environment does" in steps[1]
+    assert f"; {n_beyond} numbers beyond them were clipped, as the environment does" in steps[1]
     demo = read_demo(tmp_path / "a.demo")
     np.testing.assert_array_equal(demo.continuous[~demo.done], actions.clip(-2, 2) / 2)
 

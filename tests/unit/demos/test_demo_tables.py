@@ -1,4 +1,4 @@
-"""Import of demonstrations from CSV, JSON lines and Parquet, export to them, specifications."""
+"""Demonstrations from and as CSV, JSON lines and Parquet files, and specification files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_action_branch_of_a_table_without_a_mask_column_forbids_no_action(tmp_pa
     assert not masks[1].any()
 
 
-def test_last_open_episode_of_a_table_is_closed_as_interrupted(tmp_path):
+def test_open_episode_at_the_end_of_a_table_is_closed_as_interrupted(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
     assert "ended by      1 terminated, 0 truncated, the last has not ended" in steps
@@ -135,7 +135,7 @@ def test_table_with_columns_named_by_the_user_is_imported_as_the_expected_demons
     assert rows.done.tolist() == [False, True, False, True]
     assert demo.behavior_name == "B"
     assert demo.returns() == [4, 1.5]
-    assert demo.obs[0][2].tolist() == [2, 0], "the last observation is not in the table"
+    assert demo.obs[0][2].tolist() == [2, 0], "the table has no last observation"
     assert steps == [
         f"read          {tmp_path}/play.csv: 4 rows, 2 episodes",
         "observation 0 state (2,): columns x, y, 0 to 4",
@@ -220,12 +220,12 @@ HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
     ("text", "told"),
     [
         ("0,2.5,1,0,1", "line 2, column continuous: the action 2.5 exceeds -1..1"),
-        ("0,2.5,1,0,1", "divide by the largest: --action-scale 2.5"),
+        ("0,2.5,1,0,1", "by its largest absolute value: --action-scale 2.5"),
         (
             "0,,1,0,1",
             "line 2, column continuous: an action is missing (nan), but the row has other actions",
         ),
-        ("0,1,,0,1", "line 2, column discrete: the action is missing (nan)"),
+        ("0,1,,0,1", "line 2, column discrete: an action is missing (nan)"),
         ("0,,,0,1", "no row has an action to learn from"),
         ("0,1,1,1,1\n0,1,1,0,1", "line 3, column episode: episode 1 continues after its end"),
         ("0,1,1,0,1\n0,1,1,0,2\n0,1,1,0,1", "line 4, column episode: episode 1 comes again"),

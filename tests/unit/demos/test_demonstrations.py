@@ -202,7 +202,7 @@ def paid(path, returns):
         ({"episodes": [4, 2]}, [2, 4]),
         ({"min_return": 3.0}, [2, 3, 4]),
         ({"max_return": 3.0}, [1, 2, 4]),
-        ({"best": 2}, [2, 3]),  # of equal returns the earlier episode
+        ({"best": 2}, [2, 3]),  # episodes 2 and 4 have equal returns: the earlier is kept
         ({"best": 9}, [1, 2, 3, 4]),
         ({"episodes": [1, 2, 4], "best": 2, "min_return": 3.0}, [2, 4]),
         ({"min_return": 2.0, "max_return": 4.0, "best": 1}, [2]),
@@ -279,5 +279,5 @@ def test_sensors_with_other_names_are_accepted_with_a_warning(tmp_path, caplog):
     assert "['ball', 'padle']" in line
     caplog.clear()
     load_expert_rows(sources, named("ball", "paddle"))
-    load_expert_rows(sources, named("", ""))  # as of packages without sensor names
+    load_expert_rows(sources, named("", ""))  # early packages send no names of sensors
     assert not caplog.records

@@ -31,7 +31,7 @@ class Recorder(Sink):
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, dict]] = []
         self.spreads: dict[str, list[list[float]]] = defaultdict(list)
-        """Values behind the number of each tag, for each summary."""
+        """For each tag: the values of its distribution, one list for each summary."""
         self.n_closed = 0
 
     def on_summary(self, behavior, values, step):
@@ -60,7 +60,7 @@ def recorder():
 def quick():
     """Settings with which behaviors train quickly; keywords replace top-level keys.
 
-    `limits` are the `max_steps` of each behavior where they differ.
+    `limits` gives the behaviors in it a `max_steps` of their own.
     """
 
     def make(*names, parameters=None, limits=None, **changes):

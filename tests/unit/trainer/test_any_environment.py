@@ -37,7 +37,7 @@ NAME = "Walker?team=0"
 
 
 class Theirs:
-    """An environment with only the members that training needs; its steps may have lists."""
+    """An environment with only the members that training needs, with lists in place of arrays."""
 
     def __init__(self, *, as_lists=True, n_agents=3, **changes):
         image = Observed((2, 20, 20), (1, 2, 2), Kind.DEFAULT, "camera")
@@ -262,7 +262,7 @@ def test_gymnasium_environments_get_different_seeds_and_are_closed_after_trainin
     assert runs[0] == runs[1]
 
 
-def test_behavior_of_a_registered_gymnasium_environment_has_the_name_of_the_environment_id(
+def test_behavior_of_a_registered_gymnasium_environment_is_named_after_the_environment_id(
     tmp_path,
 ):
     env = gymnasium.make("CartPole-v1")

@@ -193,10 +193,10 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_number_that_auto_chooses_slows_the_environment_by_at_most_the_stated_share(
+def test_environment_keeps_the_stated_share_of_its_rate_with_the_number_that_auto_chooses(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
-    """The share of the rate of the environment alone, in a time without the machine's noise."""
+    """The rate of exchanges is compared with the rate without updates, by a simulated clock."""
     clock, learn = Clock(), SAC.learn_minibatch
     for module in (pace_module, timing):
         monkeypatch.setattr(module, "time", clock)

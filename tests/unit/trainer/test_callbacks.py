@@ -1,6 +1,6 @@
-"""Callbacks: what they may do, what it costs, and runs that go on with their state."""
+"""Callbacks: what they may do, how many calls they add, and how their state is resumed."""
 
-# ruff: noqa: ARG002  # callbacks get more facts than they need
+# ruff: noqa: ARG002  # callbacks get more arguments than they need
 
 import sys
 from contextlib import nullcontext
@@ -119,7 +119,7 @@ class Empty(Callback):
 
 
 class Counted(Sink):
-    """Counts all calls of Python functions between two summaries, of any module."""
+    """Counts the calls of all functions, of any module, between the first two summaries."""
 
     def __init__(self):
         self.n_calls, self.n_summaries = 0, 0
@@ -151,7 +151,7 @@ def test_callbacks_with_empty_methods_add_less_than_one_percent_to_the_function_
 
 def test_on_exchange_receives_the_steps_and_episodes_of_each_behavior(quick, tmp_path):
     class Noted(Callback):
-        seen = []  # noqa: RUF012  # of the only one
+        seen = []  # noqa: RUF012  # the class has only one object
 
         def on_exchange(self, steps, n_episodes):
             self.seen.append((steps["Toy"], n_episodes["Toy"]))
@@ -185,7 +185,9 @@ def test_value_that_a_callback_sets_replaces_the_schedule_until_the_callback_set
         ("epsilon", float("nan"), "epsilon is nan; give a number from 0 on"),
     ],
 )
-def test_callback_cannot_set_a_setting_that_has_no_schedule(name, value, said, quick, tmp_path):
+def test_callback_cannot_set_a_setting_without_a_schedule_or_a_value_that_is_not_finite(
+    name, value, said, quick, tmp_path
+):
     class Sets(Callback):
         def on_start(self, behavior, settings):
             self.set(name, value)

@@ -50,7 +50,8 @@ def test_step_of_the_loop_makes_at_most_160_function_calls(packed, tmp_path, qui
     monkeypatch.setenv(spin_wait.VARIABLE, "0")
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=12)
     sink = CallsBetweenSummaries()
-    large = {"batch_size": 64, "buffer_size": 10_000}  # without an update between
+    # The buffer is so large that no update comes between the two summaries.
+    large = {"batch_size": 64, "buffer_size": 10_000}
     times = {"time_horizon": 64, "max_steps": 4000, "summary_freq": 1500}
     settings = quick("3DBall", hyperparameters=large, **times)
     before = sys.getprofile()
@@ -68,7 +69,7 @@ def test_step_of_the_loop_makes_at_most_160_function_calls(packed, tmp_path, qui
 MOST_FUNCTIONS, MOST_FILES, MOST_BLOCKS = 41, 17, 9
 """Limits for the path of an observation; docs/evidence/observation-path.md lists the path."""
 BRANCHES = ("Algorithm.act", "PPO._values_in_parts")
-"""Where an observation goes in and does not come out again: the decision, and the value."""
+"""Functions that get an observation and return other numbers: the decision, and the value."""
 LAST = "PPO.losses"
 
 
@@ -95,7 +96,7 @@ def is_plain(value):
 
 @dataclasses.dataclass
 class Call:
-    """A call of one of our functions that has not returned."""
+    """A call, which has not returned yet, of a function of the package."""
 
     frame: object
     name: tuple[str, str]
@@ -113,7 +114,7 @@ class Followed:
 
     Attributes:
         functions: file and name of each function on the way.
-        blocks: places in memory where the numbers were, and where they were seen first.
+        blocks: places in memory with the numbers, and the function in which each was first seen.
         has_arrived: whether the numbers have come to the loss.
     """
 
@@ -157,7 +158,7 @@ class Followed:
         if not code.co_filename.startswith(PACKAGE):
             return
         calls, values = self._calls[threading.get_ident()], frame.f_locals
-        # A comprehension or lambda counts as its function.
+        # A comprehension or lambda counts as the function that contains it.
         name = code.co_filename.removeprefix(PACKAGE), code.co_qualname.split(".<locals>.<")[0]
         owner = values.get("self")
         if event == "call":
@@ -193,11 +194,11 @@ def test_observation_passes_through_a_limited_number_of_functions_and_copies_bef
 ):
     """From the socket's `recv` to the tensor that enters PPO's loss.
 
-    Functions are counted through which an observation passes: it is in an argument or comes into
-    being, and the function returns it, writes it to an attribute, or gives it to another function
-    that does. What only looks at it is not counted: the decision, values, checks, statistics.
-    Copies are the places in memory where the observation's numbers stand on the way, as far as
-    Python names lead to them. Nothing is normalised here, so that the numbers stay the same.
+    A function is counted if an argument has the observation or the function makes it, and if the
+    function returns it, writes it to an attribute, or gives it to another function that does so.
+    Functions that only read the observation are not counted: the decision, values, checks,
+    statistics. Copies are the places in memory that had the observation's numbers, as far as Python
+    names refer to these places. Nothing is normalised, so that the numbers stay the same.
     """
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=12)
     settings = quick(
@@ -266,7 +267,7 @@ MB = 4
 
 
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-"""Makes glibc return large blocks at once: fragmentation would move the figure by 11 MB."""
+"""Makes glibc return large blocks at once; else fragmentation would change the memory by 11 MB."""
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def state(stopped):
 
 @pytest.fixture
 def path(tmp_path):
-    """Return the path at which a run in this folder looks for its checkpoint."""
+    """Return the path at which a run in the folder `tmp_path` looks for its checkpoint."""
     (tmp_path / "Toy").mkdir()
     return tmp_path / "Toy" / "checkpoint.pt"
 
@@ -197,7 +197,7 @@ def places(value, place=()):
 
 
 def edited(value, place, new):
-    """Return a copy with a new value in a place; without the entry if `new` is Ellipsis."""
+    """Return a copy of `value` with `new` at `place`; if `new` is Ellipsis, without that entry."""
     if not place:
         return new
     key, *rest = place
@@ -247,7 +247,7 @@ WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
     [
         *(((part,), ..., part) for part in ("behavior", "spec", "settings", "learner")),
         (WEIGHTS, torch.zeros(7, 8), "size mismatch"),
-        # torch only warns of a layer without weights
+        # torch only warns of a layer without weights, so the program has to check the sizes.
         *(
             (("spec", "discrete_branches"), sizes, "branch")
             for sizes in ((0,), (3, -1), (1 << 40,))

@@ -39,8 +39,8 @@ def lessons(*items):
 def played(curriculum, *steps):
     """Return for each new lesson (step, parameters, must_reset); steps count from 1.
 
-    A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B, or
-    (returns, progress, rating).
+    A step is the returns of the episodes that ended at this step, or (returns, progress) of
+    behavior B, or (returns, progress, rating).
     """
     changes = []
     for number, step in enumerate(steps, start=1):
@@ -66,12 +66,13 @@ HAND_WORKED = {
         [[], [float("nan")], [-1.0]],
         3,
     ),
-    # 0, .25 * 0 + .75 * 1.2 = .9, .25 * .9 + .75 * 1.2 = 1.125; steps without an end do not count
+    # 0, .25 * 0 + .75 * 1.2 = .9, .25 * .9 + .75 * 1.2 = 1.125; a step without an ended episode
+    # does not count
     "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
     "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
     # if smoothing began at 0, the first measure would be -0.9
     "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
-    # the first measure is the mean 1.1 of both
+    # the first measure is the mean 1.1 of both returns
     "or with min_lesson_length episodes": (SMOOTH | {"min_lesson_length": 2}, [[0.0], [2.2]], 2),
 }
 
@@ -133,7 +134,7 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
 def test_lesson_ends_at_the_step_that_a_slow_reference_implementation_computes(
     measure, is_smoothed, length, returns, rest, which, below
 ):
-    """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
+    """The measure of a step (reward, progress or rating) is at the threshold or just above it."""
     criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
     steps = [
         (ended, progress / 4, rating)
@@ -145,7 +146,7 @@ def test_lesson_ends_at_the_step_that_a_slow_reference_implementation_computes(
     assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
-def test_each_step_ends_at_most_one_lesson_and_the_last_lesson_never_ends():
+def test_each_step_ends_at_most_one_lesson_of_a_parameter_and_the_last_lesson_never_ends():
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0]))
     assert played(curriculum, [5.0], [5.0], [5.0], [5.0]) == [(1, "p", False), (2, "p", False)]
     assert curriculum.values()["p"].value == 3.0
@@ -184,7 +185,7 @@ def test_two_lessons_that_measure_the_same_behavior_smooth_its_reward_separately
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, other, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == []
     curriculum.observe("Other", returns=[1.0], step=0, max_steps=1)
-    assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
+    assert curriculum.advance() == Change(), "B has no new episode"
 
 
 def test_lessons_of_a_behavior_average_its_returns_over_the_largest_min_lesson_length():
@@ -283,7 +284,7 @@ def test_restored_lesson_numbers_are_clamped_to_the_configured_lessons():
     assert json.dumps(state) == kept
     after.load_state_dict(state)
     assert after.numbers == {"p": 1, "new": 0}
-    assert after.state_dict()["returns"] == {"B": []}, "measures begin anew"
+    assert after.state_dict()["returns"] == {"B": []}, "no returns are restored"
     alone = Curriculum(parameters(p=MIDDLE["plain"], q=1.0))
     alone.load_state_dict({"lessons": {"p": 1}})
     assert alone.numbers == {"p": 1, "q": 0}
@@ -310,7 +311,7 @@ def test_parameter_values_are_logged_in_the_words_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
 
 
-def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
+def test_min_lesson_length_of_one_behavior_does_not_affect_another_behavior(quick):
     def lessons(behavior, length):
         criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
         criteria |= {"min_lesson_length": length, "signal_smoothing": False}
@@ -324,5 +325,6 @@ def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
             returns = [] if value is None else [value]
             curriculum.observe(name, returns=returns, step=0, max_steps=1)
         begun.append(curriculum.advance().parameters)
-    # One's last return is above 2; all buffers are cleared, and Two has one episode of three.
+    # The last return of One is above 2, so p begins a lesson and all buffers are cleared. Then Two
+    # has one of the three episodes that q needs.
     assert begun == [(), (), ("p",), ()]

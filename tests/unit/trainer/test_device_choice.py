@@ -1,6 +1,6 @@
 """`device: null` and `threads: null` choose by measurement.
 
-`cpu:0` stands in for a second device: torch takes it.
+`cpu:0` stands in for a second device, because torch accepts this name.
 """
 
 import logging
@@ -35,7 +35,11 @@ def two_devices(monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes acting slow on one device; the device of tensors on `cpu:0` is called `cpu`."""
+    """Makes acting slow on one device.
+
+    The device is taken from `generator_for`, because torch calls the device of tensors on `cpu:0`
+    only `cpu`.
+    """
 
     def choose(slower):
         measured = []
@@ -135,7 +139,7 @@ def test_unavailable_device_is_refused_for_every_type_of_torch_error(name):
 
 @pytest.fixture
 def cores(monkeypatch):
-    """Pretends that the machine has some processors, and that a step takes so long by threads."""
+    """Sets the number of processors, and the seconds of a step for each number of threads."""
 
     def choose(n_processors, costs):
         measured = []
@@ -161,7 +165,7 @@ def threads_for(n_busy, device=CPU):
 @pytest.mark.parametrize(
     ("costs", "wanted"),
     [
-        ({1: 8.0, 2: 4.0, 4: 3.0, 8: 2.9, 16: 3.5}, 4),  # the least within 5 % of the fastest
+        ({1: 8.0, 2: 4.0, 4: 3.0, 8: 2.9, 16: 3.5}, 4),  # the fewest threads within 5 % of 2.9
         ({1: 1.0, 2: 1.0, 4: 1.2, 8: 2.0, 16: 4.0}, 1),
         ({1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}, 16),
     ],

@@ -76,7 +76,7 @@ def test_rows_of_each_process_are_divided_evenly_among_the_minibatches(found):
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
-def test_minibatch_average_weights_each_process_by_its_number_of_rows(found):
+def test_average_over_a_minibatch_is_weighted_by_the_number_of_rows_of_each_process(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
     for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
@@ -199,7 +199,7 @@ def test_processes_have_different_random_streams_for_actions_and_minibatches(mak
         return stream, *(generator.initial_seed() for generator in algorithm.generators.values())
 
     first = draws(0)
-    assert draws(0, n_updates=3) == draws(1, held=0) == first, "of the seed, or of the checkpoint"
+    assert draws(0, n_updates=3) == draws(1, held=0) == first, "both keep their streams"
     other_draws = [draws(1), draws(2), draws(1, n_updates=3)]
     assert draws(1) == other_draws[0]
     for numbers in zip(first, *other_draws, strict=True):

@@ -1,4 +1,4 @@
-"""From any form of environment to connected workers, and the parameters sent to them."""
+"""Connected workers from any form of environment, and the parameters that they get."""
 
 import contextlib
 import threading
@@ -68,7 +68,7 @@ class Foreign(StoredStepsEnv):
 
 
 class Wire(Foreign):
-    """An environment that sends packed messages, as `UnityEnvironment`, to a client session."""
+    """An environment that sends packed messages to a client session, as `UnityEnvironment` does."""
 
     def __init__(self, simulator):
         super().__init__()

@@ -65,7 +65,7 @@ HYPERPARAMETERS = {
 
 
 class Noise(Toy):
-    """Random observations of the given kinds: two goals, and lists of any length."""
+    """Random observations of the given kinds: one of two goals, and lists of random length."""
 
     def __init__(self, spec: BehaviorSpec, **options) -> None:
         super().__init__(**options)

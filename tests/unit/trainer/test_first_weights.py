@@ -31,7 +31,7 @@ def settings(results: Path, behaviors, **checkpoint):
     return load_run_settings(None, overrides=overrides)
 
 
-def test_listed_behaviors_start_from_the_checkpoints_in_the_settings(results, monkeypatch):
+def test_listed_behaviors_start_from_the_checkpoints_that_the_settings_name(results, monkeypatch):
     """The newest checkpoint of another run, a file name in that run, a path, or a folder."""
     monkeypatch.chdir(results)
     mine, old = results / "mine.pt", results / "old"
@@ -140,7 +140,7 @@ def test_run_is_refused_with_the_error_of_its_first_behavior_if_no_behavior_can_
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))
-    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one suffices
+    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # B can be trained
 
 
 def test_compile_is_refused_in_a_portable_run(monkeypatch):

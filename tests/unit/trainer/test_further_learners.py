@@ -81,7 +81,7 @@ class ProcessGroup:
 
 
 class Others:
-    """Replaces `LocalWorkers`: records its arguments, and the time limits to end."""
+    """Replaces `LocalWorkers`: records its arguments, and the time limits of calls of `end`."""
 
     def __init__(self, n, **options):
         self.n, self.options, self.grace = n, options, []
@@ -183,7 +183,7 @@ def test_error_of_a_joined_process_is_reported_to_the_waiting_processes(
 
 
 class Said:
-    """Replaces the group of all processes: records the objects that it is sent."""
+    """Replaces the group of all processes: records the objects that are sent to it."""
 
     rank, size, device = 0, 2, CPU
 
@@ -287,7 +287,9 @@ def test_process_of_rank_1_trains_with_the_job_of_the_first_process(run, launche
     assert seen.threads == [2, 2]
 
 
-def test_environment_objects_or_a_wrong_number_of_learners_are_refused(run, launched, tmp_path):
+def test_environment_objects_for_several_learners_and_a_wrong_number_of_learners_are_refused(
+    run, launched, tmp_path
+):
     options = {"seed": 1, "run_dir": tmp_path}
     with pytest.raises(SettingsError, match="each of the 2 learners starts an executable"):
         api.train([object()], TOY, learners=2, **options)
@@ -327,7 +329,7 @@ def test_all_gather_object_calls_the_function_look_while_it_waits_for_other_proc
     gather = group_module.dist.all_gather_object
 
     def waits(*arguments):
-        assert looked.wait(10), "nobody looked"
+        assert looked.wait(10), "`look` was not called"
         return gather(*arguments)
 
     monkeypatch.setattr(group_module.dist, "all_gather_object", waits)
@@ -359,7 +361,9 @@ def test_standard_deviations_are_computed_in_float64(alone):
     assert alone.std(values).dtype == torch.float32
 
 
-def test_average_over_processes_weights_each_process_by_its_share_of_the_rows(alone, monkeypatch):
+def test_average_over_processes_is_weighted_by_the_number_of_rows_of_each_process(
+    alone, monkeypatch
+):
     alone.size = 4
     monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])
@@ -487,7 +491,7 @@ def test_job_spec_round_trips_with_absolute_paths():
     assert arrived(without) == without
     paths = {"run_dir": Path("runs"), "env": "game", "log_folder": Path("logs")}
     assert job(**paths, init_from={"A": Path("a.pt")}).for_others() == job()
-    assert job(env=["one", "two"]).for_others().env is None, "objects stay where they are"
+    assert job(env=["one", "two"]).for_others().env is None, "objects are not sent"
 
 
 @pytest.mark.parametrize(
@@ -659,7 +663,7 @@ def test_learners_share_one_time_limit_to_end_and_are_killed_after_this_limit(ot
     monkeypatch.setattr(Process, "kill", kill, raising=False)
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     others.end(15.0)
-    assert all(process.is_closed for process in others._processes.values()), "each is told"
+    assert all(process.is_closed for process in others._processes.values()), "each is closed"
     assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
 
 

@@ -126,7 +126,7 @@ def test_messages_without_agents_do_not_change_the_learner(make_learner, n_worke
     for left, right in zip(*(rows.values() for rows in opened), strict=True):
         np.testing.assert_array_equal(left, right)
     slots = with_pauses.receive(nobody).slots
-    assert np.arange(9)[slots].tolist() == [], "indices also where there are none"
+    assert np.arange(9)[slots].tolist() == [], "no slots, but a valid index"
 
 
 def test_a_second_terminal_step_of_an_agent_in_one_message_is_ignored(make_learner):
@@ -169,7 +169,7 @@ def test_group_rewards_count_in_returns_but_not_in_the_cumulative_reward(make_le
     assert means[names.REWARD] == (11.0 + 22.0) / 2
     assert means[names.GROUP_REWARD] == 4.5
     assert means[names.EPISODE_LENGTH] == 1.0
-    assert means[EXTRINSIC] == 1.0 + 2.0 + 0.5 + 10.0 + 20.0 + 4.0, "what each learns from"
+    assert means[EXTRINSIC] == 1.0 + 2.0 + 0.5 + 10.0 + 20.0 + 4.0, "the sum to learn from"
 
 
 def test_ppo_adds_group_rewards_to_own_rewards_with_one_warning(make_learner, caplog):
@@ -227,7 +227,7 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_learner_saves_weights_and_state_of_its_updates_and_passes_observations_to_them(
+def test_learner_saves_weights_and_state_of_its_updates_and_sends_observations_to_its_updates(
     make_learner,
 ):
     learner = make_learner(SPEC, threaded=True)
@@ -307,7 +307,8 @@ def test_restart_of_a_worker_drops_only_the_open_trajectories_of_this_worker(mak
     assert closed.lengths.tolist() == [8] * 4
     rows = closed.obs[0].reshape(-1, 8, 4)
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
-    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # they have 7 of 8 rows
+    # The trajectories of the new process are still open: they have 7 of 8 rows.
+    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)
     steps = learner.step
     learner.complete_transitions(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8
@@ -328,7 +329,7 @@ def test_statistics_since_the_last_synchronisation_are_kept_separately_as_pendin
     assert (learner.step, learner.sync.steps) == (0, 2)
     learner.algorithm.update = lambda *_, **__: {"Losses/Mean": 4.0}
     assert learner.learn()
-    assert learner.statistics.period() == {"Losses/Mean": 5.0}, "which all processes have"
+    assert learner.statistics.period() == {"Losses/Mean": 5.0}, "the mean over the processes"
     pending = learner.pending_stats.period()
     assert pending[names.REWARD] == 2.0
     assert names.ENTROPY in pending
@@ -365,16 +366,16 @@ def test_acting_and_saved_policy_stay_the_same_during_a_threaded_update(make_lea
             policy.act(obs, None, torch.Generator().manual_seed(1)).rows["log_prob"].tolist()
             for policy in (acting, fresh)
         ]
-        assert decided[0] == decided[1], "with the statistics that it has"
+        assert decided[0] == decided[1], "saved normalizers are the acting ones"
         learner.snapshot_pool.save_if_due(10 * (number + 1))
         flat = [values.tolist() for values in weights.values()]
         assert flat == [values.tolist() for values in learner.snapshot_pool.snapshots[-1].values()]
         assert flat == [values.tolist() for values in acting.state_dict().values()]
         now = flat, float(normalizer.count)
-        assert begun.setdefault(learner.n_updates, now) == now, "until the update is over"
+        assert begun.setdefault(learner.n_updates, now) == now, "nothing changes during an update"
         n_under_way += 1
         kept.append((weights, digest(weights)))
-    assert all(digest(weights) == expected for weights, expected in kept), "as they were then"
+    assert all(digest(weights) == expected for weights, expected in kept), "copies do not change"
     assert n_under_way > len(begun) > 2
 
 

@@ -56,7 +56,7 @@ class Told(Toy):
     def observe(self):
         return [np.full((self.n, 1), self.n_resets, dtype=np.float32)]
 
-    def advance(self, action):  # noqa: ARG002  # nothing depends on it
+    def advance(self, action):  # noqa: ARG002  # the action has no effect
         last = self.age + 1 >= self.length
         return np.where(last, self.parameters.get("pay", 0.0), 0.0), np.zeros(self.n, np.bool_)
 
@@ -100,7 +100,7 @@ def test_new_lesson_sends_its_parameter_and_a_reset_sends_all_parameters(configu
     settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0], wind=5.0)
     train_in(toy, settings)
     # Four agents close four rows each in four steps: after 76 steps 304 of 1000 agent steps, more
-    # than 0.3, are made. The loop sees this during step 77 and sends the new value after it.
+    # than 0.3, are made. The loop sees this during step 77 and sends the new value after this step.
     assert told(toy) == [
         (0, "pay", 1.0),
         (0, "wind", 5.0),
@@ -146,7 +146,9 @@ def test_lessons_change_at_the_first_step_after_enough_episodes_in_all_workers(
     assert ("pay", 4.0) in toys[0].calls
 
 
-def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
+def test_lessons_are_logged_and_their_numbers_are_in_the_summaries(
+    configured, caplog, recorder, train_in
+):
     settings = configured(pay=[1.0, SHORT, 2.5], wind=5.0)
     with caplog.at_level(logging.INFO):
         train_in(Told(n_agents=4), settings, sinks=[recorder])
@@ -217,7 +219,7 @@ def test_new_training_loop_continues_the_lessons_from_the_saved_state(
     assert 0 < len(loops[0].lessons.curriculum.state_dict()["returns"]["Toy"]) < 400
     assert told(toys[1])[:2] == [(0, "pay", 3.0), (0, "reset")]
     assert told(toys[1])[2][1:] == ("pay", 4.0)
-    # After the last lesson returns are not kept.
+    # No returns are kept after the last lesson.
     assert loops[1].lessons.curriculum.is_over
     assert loops[1].learners["Toy"].statistics.take_ended() == []
 
@@ -259,7 +261,7 @@ def test_lesson_that_began_before_a_kill_is_sent_to_the_environments_after_the_r
     assert not after.apply([learner])
 
 
-def test_lesson_is_measured_by_the_behavior_in_its_completion_criteria(quick):
+def test_lesson_measures_the_behavior_in_its_completion_criteria(quick):
     def criteria(**values):
         return [
             {"name": "a", "value": 1.0, "completion_criteria": values},

@@ -83,11 +83,11 @@ def test_run_ends_at_the_first_step_at_or_above_max_steps(quick, train_in):
     # Four agents close at most eight rows each at a time.
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
-    assert result.n_exchanges == toy.n_steps + 1, "nobody waits for the last step"
+    assert result.n_exchanges == toy.n_steps + 1, "the last step is not awaited"
     parts = dict(result.seconds)
     total = parts.pop("total")
     assert parts.keys() == {"environment", "wire", "inference", "storage", "update"}
-    assert all(seconds > 0 for part, seconds in parts.items() if part != "wire"), "nothing is sent"
+    assert all(seconds > 0 for part, seconds in parts.items() if part != "wire"), "no time is 0"
     assert total / 2 < sum(parts.values()) < total
 
 
@@ -155,7 +155,7 @@ def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process
 
 @pytest.fixture
 def begun(quick, tmp_path, train_in):
-    """Start a run from the weights of another; return its result, and the states of both."""
+    """Start a run from the weights of another; return the new result, and both algorithm states."""
 
     def train(**changes):
         trained = train_in(Corridor(n_agents=4), quick(), run_dir=tmp_path / "a").behaviors["Toy"]
@@ -184,7 +184,7 @@ def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
         train_in(Corridor(n_agents=4), wider, resume=True)
 
 
-def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_the_rest_is_loaded(
+def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_all_others_are_loaded(
     begun, caplog
 ):
     _, old, new = begun(network_settings={"hidden_units": 16, "num_layers": 1})
@@ -280,7 +280,7 @@ def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, t
 
 
 def test_behavior_that_is_absent_after_a_resume_keeps_its_step_in_new_checkpoints(looped, tmp_path):
-    """Otherwise an older file would count as the newest, and lessons would fall back."""
+    """Otherwise an older file would count as the newest, and earlier lessons would begin again."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
     n_steps = state["learner"]["step"]
@@ -373,7 +373,7 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_pending_resume_point_is_completed_before_lessons_change_and_the_next_begins_after(
+def test_pending_resume_point_is_completed_before_and_the_next_begins_after_lessons_change(
     make_loop, quick
 ):
     calls = []

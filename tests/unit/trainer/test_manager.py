@@ -138,7 +138,7 @@ def test_best_checkpoint_is_selected_by_reward_or_rating_and_kept_after_resuming
     written.clear()
     one.step = 50
     keeper.refresh([one], {})
-    assert list(written) == ["A/checkpoint.pt"], "no best has come since"
+    assert list(written) == ["A/checkpoint.pt"], "the best policy is the same"
     assert written["A/checkpoint.pt"]["experience"]["open"] is False
     assert written["A/checkpoint.pt"]["environments"] is None
     assert keeper.saved_steps == {"A": 50, "B": 30}
@@ -188,7 +188,7 @@ def test_resumed_run_replaces_the_best_policy_only_by_a_higher_reward(
     assert manager.best["Toy"]["reward"] == kept
     manager.milestone(learner, {})
     (entry,) = manager.status.read()["Toy"]["checkpoints"]
-    assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
+    assert entry["reward"] == reward, "entries have the recent mean reward"
 
 
 def test_numbered_checkpoint_of_the_present_step_counts_only_if_this_run_wrote_it(
@@ -197,7 +197,7 @@ def test_numbered_checkpoint_of_the_present_step_counts_only_if_this_run_wrote_i
     settings, learner = quick(), make_learner(Corridor.spec)
     CheckpointManager(tmp_path, settings).milestone(learner, {})
     manager = CheckpointManager(tmp_path, settings)
-    assert not manager.has_numbered(learner), "it may be of a run that went another way"
+    assert not manager.has_numbered(learner), "another run may have written the file"
     at = {"learner": {"step": learner.step}}
     manager.restore("Toy", {**at, "run": {"added": []}}, exact=True)
     assert manager.has_numbered(learner)
@@ -235,7 +235,7 @@ def test_run_killed_repeatedly_while_writing_keeps_checkpoints_of_all_behaviors_
     def saved():
         manager = CheckpointManager(tmp_path, settings)
         states = manager.saved()
-        assert states["A"]["run"] == states["B"]["run"], "of one moment"
+        assert states["A"]["run"] == states["B"]["run"], "both were saved together"
         return manager, states["A"]["run"]["steps"]["A"]
 
     CheckpointManager(tmp_path, settings).write(moment(1), workers=None)
@@ -249,7 +249,7 @@ def test_run_killed_repeatedly_while_writing_keeps_checkpoints_of_all_behaviors_
     assert resumed_at == 1
     manager.write(moment(5), workers=None)
     assert saved()[1] == 5
-    # After a complete write, that moment is kept.
+    # A kill after a complete write leaves the files of that write.
     left[:] = [False, True]
     with pytest.raises(KilledError):
         manager.write(moment(6), workers=None)
@@ -437,7 +437,7 @@ def test_status_file_has_lessons_behaviors_and_metadata(status):
 
 @pytest.fixture
 def run(quick, make_loop, in_process, recorder, monkeypatch):
-    """Train with a saving time of `save_s`; return what was written at which step, in order."""
+    """Train with a saving time of `save_s`; return the writes with their steps, and `n_updates`."""
 
     def train(save_s, **options):
         written = []

@@ -398,7 +398,7 @@ def test_team_change_counts_steps_of_the_learning_team_since_its_turn_began():
     for pick.step, aim.step in ((11, 0), (11, 10), (11, 11), (11, 11), (21, 11), (22, 11)):
         turns.append((self_play.advance(), self_play.learning))
     assert turns == [(True, 1), (False, 1), (True, 0), (False, 0), (False, 0), (True, 1)]
-    # One of two behaviors of a team with enough steps is sufficient.
+    # It is sufficient that one of a team's two behaviors has made enough steps.
     self_play, _, mate = joined("Pick?team=0", "Mate?team=0", "Pick?team=1", team_change=10)
     mate.step = 11
     assert self_play.advance()
@@ -420,7 +420,7 @@ def test_behaviors_of_a_team_learn_together_until_all_have_finished():
     striker.finished = True
     assert not self_play.advance()
     assert self_play.learning == 0
-    keeper.finished = True  # and so has the behavior of the other team
+    keeper.finished = True  # the other team has only this behavior
     assert not self_play.advance()
     assert self_play.learning == 0
 
@@ -449,7 +449,7 @@ def test_decisions_of_an_opponent_in_all_workers_count_as_ghost_steps_of_its_own
     self_play.on_step("Aim?team=1", aim, steps)
     assert (pick.snapshot_pool.ghost_steps, aim.snapshot_pool.ghost_steps) == (0, 5)
     assert (pick.snapshot_pool.rating, aim.snapshot_pool.rating) == (1200.0, 1200.0), (
-        "a ghost's games do not count"
+        "a ghost's games do not change ratings"
     )
     self_play.on_step("Pick?team=0", pick, steps)
     assert (pick.snapshot_pool.ghost_steps, aim.snapshot_pool.ghost_steps) == (0, 5)
@@ -474,7 +474,7 @@ def test_games_of_different_workers_end_separately():
     one = terminal_steps([], [3], group_id=3, reward=1.0)
     still = decision_steps([], [4], group_id=3)
     self_play.on_step("A?team=0", learner, [(left, nobody), (still, one)])
-    assert learner.snapshot_pool.rating == rating, "a mate of the second worker plays on"
+    assert learner.snapshot_pool.rating == rating, "the ended agent's mate plays on"
     both = terminal_steps([], [1, 2], group_id=1, reward=1.0)
     self_play.on_step("A?team=0", learner, [(left, both), (still, nobody)])
     assert learner.snapshot_pool.rating > rating

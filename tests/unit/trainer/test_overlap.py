@@ -126,7 +126,7 @@ def test_update_that_yields_0_remaining_parts_ends_after_a_step():
 def test_step_at_which_a_threaded_update_takes_effect_does_not_depend_on_its_duration(
     n_steps, after, seconds
 ):
-    """The loop waits for the thread, however long it computes."""
+    """The loop waits for the thread, however long the thread computes."""
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")
     for _ in range(after - 1):

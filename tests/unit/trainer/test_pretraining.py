@@ -58,7 +58,7 @@ def test_pretraining_lowers_the_loss_on_learned_and_on_held_out_steps(demo, quic
     result = run([demo()], quick(), tmp_path)
     losses = [loss for loss, _ in result.losses]
     assert len(losses) == result.epochs == 20
-    assert result.n_rows == 162  # 200 without those that close an episode, less a tenth
+    assert result.n_rows == 162  # 200 without the 20 that close an episode, less a tenth
     assert losses[-1] == result.loss < 0.6 * losses[0]
     assert result.losses[-1][1] == result.held_out_loss < 0.6 * losses[0]
 
@@ -92,13 +92,13 @@ def test_cloned_policy_reproduces_the_actions_of_the_expert(demo, quick, tmp_pat
     result = run([demo(n_rows=500)], settings, tmp_path, epochs=40)
     x = np.linspace(-0.9, 0.9, 50, dtype=np.float32)[:, None]
     done = record(load_policy(result.checkpoint).policy, [x])
-    assert np.abs(done.expected[CONTINUOUS] - x).mean() < 0.1  # actions scaled by 1/3: 0.3 off
+    assert np.abs(done.expected[CONTINUOUS] - x).mean() < 0.1  # 0.3 if actions were divided by 3
     assert (done.expected[DISCRETE][:, 0] == (x[:, 0] > 0)).mean() > 0.9
 
 
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 5, "memory_size": 8}])
 def test_cloning_samples_sources_by_their_weights(demo, quick, memory):
-    """Each source has 180 rows, in episodes of 9; rows of the second are drawn 5 times as often."""
+    """Each source has 180 rows, in episodes of 9; the second source has 5 times the weight."""
     sources = [demo("a.demo"), DemoSource(path=str(demo("b.demo")), weight=5.0)]
     settings = quick(network_settings={"memory": memory}).for_behavior("Toy")
     cloning = BehavioralCloning(
@@ -157,7 +157,7 @@ EPISODE = 5
 
 @pytest.fixture
 def late(tmp_path):
-    """A demonstration in which the last action of an episode repeats the first observation."""
+    """A demonstration in which an episode's last action is the cue in its first observation."""
 
     def write(n_episodes=60):
         rng = np.random.default_rng(0)
@@ -207,7 +207,7 @@ def test_policy_with_memory_clones_an_expert_that_acts_on_earlier_observations(
 
 @pytest.fixture
 def entities(tmp_path):
-    """A demonstration with entity observations, in the shapes of a demonstration file."""
+    """A demonstration with lists of entities as observations."""
 
     def write():
         spec = LargestName.spec

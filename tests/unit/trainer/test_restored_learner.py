@@ -1,4 +1,4 @@
-"""A learner that is restored from another learner's state continues exactly like it."""
+"""A learner with the restored state of another learner continues exactly as that learner."""
 
 import copy
 
@@ -130,7 +130,7 @@ def test_process_of_rank_1_reads_and_writes_no_files(make_learner, quick, tmp_pa
     assert files() == before
 
 
-def test_with_another_number_of_processes_only_the_networks_are_restored():
+def test_resumed_process_gets_its_own_state_only_if_the_number_of_processes_is_the_same():
     def part(number, **shared):
         return {"learner": {"algorithm": {"stream": number, **shared}}, "experience": number}
 

@@ -45,7 +45,7 @@ class Stateless(Corridor):
 
 @pytest.fixture
 def run(quick, make_loop, in_process):
-    """Train, or resume the run; it is interrupted when `StopRequest` was called `stop` times."""
+    """Train or resume the run; the run stops when `StopRequest` was called `stop` times."""
 
     def train(toy, stop=None, **changes):
         with WorkerSet([in_process(toy(n_agents=4))]) as workers:
@@ -99,7 +99,7 @@ def test_inexact_interruptions_are_recorded_in_the_run_and_in_the_published_poli
 
 @pytest.mark.parametrize("toy", [Corridor, Stateless])
 def test_resuming_a_complete_run_records_no_interruption(run, quick, tmp_path, toy):
-    """As after a kill of a stage before it has moved its results to their place."""
+    """A stage resumes such a run if it was killed before it moved the results to their place."""
     complete_run = run(toy)
     content = (tmp_path / "Toy/checkpoint.pt").read_bytes()
     assert resumes_exactly(tmp_path, quick())
@@ -189,7 +189,7 @@ def test_later_changes_of_the_learner_do_not_change_a_pending_resume_point(
 def test_interruption_before_any_agent_appeared_is_recorded_at_step_0(make_loop, quick, in_process):
     with WorkerSet([in_process(Corridor())]) as workers:
         points = make_loop(workers, quick()).resume_points
-        assert not points.is_exact, "nobody has asked the environments yet"
+        assert not points.is_exact, "the environments were not asked yet"
         points.interrupt([])
     assert points.interrupted == [0]
 
@@ -345,7 +345,7 @@ def test_resume_point_of_several_processes_is_written_once_when_all_parts_are_re
         points.want()
         assert meet()
         points.begin(learners, {})
-        assert calls == ["snapshot", "request"] * number, "states are those of the next message"
+        assert calls == ["snapshot", "request"] * number, "the request follows the snapshot"
         assert not points.is_due
         assert not meet()
         points.complete()
@@ -354,7 +354,7 @@ def test_resume_point_of_several_processes_is_written_once_when_all_parts_are_re
         assert len(written) == before
         assert not meet(end)
         for _ in range(2):
-            assert not meet(), "asked for once"
+            assert not meet(), "one request gives one resume point"
         assert len(written) == n_written
     for states, environments in written:
         assert environments == ["ours"]

@@ -293,7 +293,7 @@ def test_resume_with_sensors_in_another_order_is_refused(quick, train_in):
             train_in(Renamed(first, "ball"), quick(), resume=True)
 
 
-def test_renamed_sensors_are_warned_of_on_resume_and_initialization(
+def test_renamed_sensors_cause_a_warning_on_resume_and_initialization(
     quick, tmp_path, train_in, caplog
 ):
     train_in(Renamed("ball", "paddle"), quick(max_steps=200))

@@ -110,7 +110,7 @@ def test_unfinished_behavior_continues_to_learn_after_the_other_behavior_has_fin
 def test_threaded_update_advances_once_per_step_of_the_loop(
     n_workers, quick, make_loop, monkeypatch
 ):
-    """If each team or group of workers advanced the update, it would get half the time."""
+    """If each team or group of workers advanced the update, the update would end too early."""
     begun, advanced_after = [], []
     step, take = TrainingLoop._step, Overlap.take
 

@@ -141,7 +141,7 @@ def test_runs_of_unusually_named_behaviors_are_saved_and_resumed(
 
 @pytest.fixture
 def pair(quick, make_loop, recorder):
-    """A loop of two behaviors after its first step, each with twenty different episodes."""
+    """A loop after its first step, with two behaviors that have twenty different episodes each."""
     simulator = Pair(Corridor(n_agents=2), Corridor(n_agents=2))
     with WorkerSet([InProcessEnvironment(simulator)]) as workers:
         parameters = {"pay": 1.0}
@@ -176,7 +176,7 @@ def test_summary_and_best_policy_use_only_statistics_of_their_own_behavior_and_s
     pair.learners["Two"].seconds["mark"] = 10.0
     pair.learners["Two"].step = 401
     pair._summarize(pair.learners["Two"])
-    assert recorder.rows[-1][2]["Time/mark"] == 3.0, "since its own last summary"
+    assert recorder.rows[-1][2]["Time/mark"] == 3.0, "seconds since its last summary"
     pair.checkpoints.refresh(list(pair.learners.values()), {})
     for name, kept in best.items():
         states = [load_checkpoint(tmp_path / name / file) for file in ("checkpoint.pt", "best.pt")]
@@ -207,8 +207,8 @@ def test_behavior_saves_a_checkpoint_only_after_its_own_update_and_checkpoint_in
     assert run["next_checkpoint"] == {"One": 400, "Two": 400}
     assert run["steps"] == {"One": 250, "Two": 370}
     assert pair.resume_points.is_due
-    assert not pair._updated, "until the next update"
-    # A resumed behavior takes the next checkpoint from its own file.
+    assert not pair._updated, "saving clears the updated behaviors"
+    # A resumed behavior takes the step of its own next checkpoint from the saved state.
     run = {"next_checkpoint": {"One": 200, "Two": 350}}
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
 
@@ -228,7 +228,8 @@ def test_restart_of_a_worker_drops_only_the_open_rows_of_this_worker(quick, make
                 loop._step()
                 loop._receive()
             steps.append({name: learner.step for name, learner in loop.learners.items()})
-    # Eight rows of each agent of worker 0, then eight of each of worker 1 since its restart.
+    # First eight rows of each agent of worker 0 count, then eight rows of each agent of worker 1
+    # since the restart of worker 1.
     assert steps == [{"One": 8, "Two": 16}, {"One": 16, "Two": 32}]
     assert loop.resume_points.interrupted == [0]
 

@@ -136,7 +136,7 @@ def test_statistics_of_processes_add_up_but_latest_values_are_of_the_first_proce
     together.add("mean", 6.0)
     together.add_from(processes)
     assert together.take_ended() == list(together.recent) == [10.0, 20.0]
-    assert together.returns == [0.0, 1.0], "what each agent gained for itself"
+    assert together.returns == [0.0, 1.0], "each agent's own return"
     assert together.n_episodes == 2
     assert together.distributions() == {"spread": [0.0, 1.0]}
     expected = {"mean": 3.0, "sum": 6.0, "latest": 5.0, "only 0": 7.0, "only 1": 7.0}

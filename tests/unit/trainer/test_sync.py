@@ -187,7 +187,7 @@ def test_exact_resume_restores_the_number_of_rows_at_the_last_synchronisation(lo
     assert counted == [n_held]
 
 
-def test_behavior_that_is_missing_in_another_process_is_warned_of_once(
+def test_behavior_that_is_missing_in_another_process_causes_one_warning(
     loop, ranks, monkeypatch, caplog
 ):
     gather, steps = ranks.all_gather_object, iter(range(40))
@@ -274,7 +274,7 @@ def test_method_should_update_returns_true_once_and_only_with_more_rows_than_buf
 
 
 class Pair(DistributedGroup):
-    """The first of two processes; `answer` gives the note of the second, which does not exist."""
+    """The first of two processes; `answer` returns the note of the second, which is not started."""
 
     def __init__(self, answer=lambda note: note) -> None:
         self.rank, self.size, self.others = 0, 2, None
@@ -351,7 +351,7 @@ def test_synchronisation_matches_behaviors_by_name_in_a_fixed_order():
     meeting._members["only here"].is_due = lambda _: False
     learners = {name: SimpleNamespace(seconds={}) for name in ("B", "A")}
     meeting.sync_if_due(learners, {"B": 0, "A": 0, "only here": 0}.get)
-    assert (calls, agreed()) == ([], False), "nobody waits yet"
+    assert (calls, agreed()) == ([], False), "no synchronisation is due yet"
     meeting.sync_if_due(learners, {"B": 0, "A": 100, "only here": 0}.get)
     assert calls == [
         0,

@@ -138,7 +138,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
 def _unknown_step(pickle: bytes) -> str | None:
     """Return the first opcode or name in a pickle that no plain value or tensor needs, or None."""
     if len(pickle) > _MAX_PICKLE_BYTES:
-        return f"{len(pickle)} bytes of values without their tensors"
+        return f"{len(pickle)} bytes of values besides the tensors"
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
             if opcode.name not in _OPCODES or number > _MAX_PICKLE_STEPS:
@@ -161,7 +161,8 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
     while waiting:
         value, place, depth = waiting.pop()
         n_items += 1
-        # Each value takes at least a byte of the file, unless it is referred to several times.
+        # A value that contains itself has endless levels. Each value takes at least a byte of the
+        # file, unless the file refers to the value several times.
         if depth > _MAX_DEPTH or n_items > n_bytes:
             return f"{place} contains itself, or the same values too often"
         if isinstance(value, dict):

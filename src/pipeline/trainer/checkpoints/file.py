@@ -126,7 +126,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error to raise if a run's file cannot be written; `what` names its content."""
+    """Return the error for a run's file that cannot be written; `what` names the file's content."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"
@@ -231,7 +231,7 @@ def reason_of(error: Exception) -> str:
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return a behavior's name, settings and observation and action spec, as plain values."""
-    # Only this behavior is kept, with all values filled in, so that it needs no default_settings.
+    # Only this behavior is kept, with all values filled in, so no default_settings are needed.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {
@@ -246,7 +246,7 @@ def warn_of_other_files(path: Path, state: Mapping[str, Any], settings: TrainerS
     """Warn if files of the user that define parts of the behavior have changed since training."""
     saved, now = state.get("files", {}), settings.plugins()
     if others := [name for name, digest in saved.items() if now.get(name) != digest]:
-        text = "%s: it was trained with another %s; it may act differently with the present one."
+        text = "%s: the policy was trained with another %s; it may act differently now."
         _log.warning(text, path, ", ".join(others))
 
 
@@ -305,7 +305,7 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 
 
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
-    """Refuse an initial checkpoint that does not exist; `key` is the setting that names it.
+    """Refuse an initial checkpoint that does not exist; `key` is the setting that names the file.
 
     Raises:
         SettingsError: The file does not exist, or is not a `.pt` file.

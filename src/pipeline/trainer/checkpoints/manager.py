@@ -87,7 +87,7 @@ class CheckpointManager:
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
-            # The newest version comes first; a kill during `_save_together` leaves a previous one.
+            # The newest version comes first; a kill in `_save_together` leaves a previous version.
             versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions

@@ -263,7 +263,7 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that all behaviors share, from the resume file with the largest step.
+    """Return the state that all behaviors share, from the resume file with the most steps.
 
     Without resume files the result is an empty map.
     """

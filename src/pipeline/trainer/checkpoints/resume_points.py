@@ -236,7 +236,7 @@ class JointResumePoints(ResumePoints):
         super().begin(learners, run)
 
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Keep the newest resume point, and take none: processes may stop at different steps.
+        """Keep the newest resume point, and take no other: processes may stop at different steps.
 
         If there is no exact resume point, the networks are saved without the environments.
         """

@@ -83,7 +83,8 @@ class DistributedGroup(ProcessGroup):
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
         ):
-            # gloo would listen on the host's address, which other machines may reach.
+            # Without this variable, gloo would listen on the host's address, which other machines
+            # may reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._interruptible(
             lambda: dist.init_process_group(
@@ -159,7 +160,7 @@ class DistributedGroup(ProcessGroup):
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Return the `values` of each process by rank; all have the same shape, on the CPU."""
+        """Return the `values` of each process by rank: tensors of the same shape, on the CPU."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result
@@ -329,8 +330,8 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # A new normalizer counts one imagined row, which differs between processes. It is
-            # removed before the first merge.
+            # A new normalizer counts one imagined row, which differs between processes. The first
+            # merge removes this row from every process's sample.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before

@@ -35,7 +35,7 @@ from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-# To save synchronisations, an update may be late by this share of `buffer_size` rows.
+# To have fewer synchronisations, an update may be late by this share of `buffer_size` rows.
 _MAX_DELAY_SHARE = 0.01
 # Number of updates between two comparisons of the weights, for algorithms with a replay.
 _COMPARE_EVERY = 100
@@ -45,7 +45,7 @@ def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) ->
     """Refuse settings with which several processes cannot learn together.
 
     Raises:
-        SettingsError: A setting allows one learner only; the message names it.
+        SettingsError: A setting allows one learner only; the message names this setting.
     """
     if n_learners == 1:
         return
@@ -167,7 +167,8 @@ class LearnerSync:
         """
         learner = self._learner
         refuse_other_weights(learner.name, notes)
-        # Every process adds the same numbers in the same order, so all have the same bits.
+        # Every process adds the same numbers in the same order, so all get the same sums, bit for
+        # bit.
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
         learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
@@ -191,8 +192,8 @@ class LearnerSync:
     def _weights(self) -> int:
         """Return the digest of the weights, to compare with the digests of other processes.
 
-        With a replay only some of the updates are compared; the digest is of the last of these
-        updates.
+        With a replay, the digest is computed again only after the number of updates has passed a
+        multiple of `_COMPARE_EVERY`.
         """
         learner = self._learner
         update = learner.n_updates
@@ -285,7 +286,7 @@ class Synchronizer:
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Synchronise if a learner of this process is due or this process was asked to stop."""
+        """Synchronise if a learner of this process needs it, or the process was asked to stop."""
         if self.group is None:
             return
         stop = self._stop_signal()

@@ -130,7 +130,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """Start the other processes, yield the group of all, and end the others after the block."""
+    """Start the other processes; yield the group of all processes; then end the other processes."""
     # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -277,7 +277,7 @@ def _follow_first_process(stop: StopRequest) -> None:
             # `os.read` is used, because sys.stdin would stay locked while the process ends.
             while content := os.read(0, 64):
                 stop.signal_number = int(content.split()[0])
-        # The main thread has this time to save and to close environments; then the process ends.
+        # During this sleep the main thread saves and closes environments; then the process ends.
         time.sleep(_GRACE_S)
         os._exit(PipelineError.exit_code)  # environments end when their connection closes
 
