@@ -41,7 +41,7 @@ def imitation_loss(
     branch_log_probs: Sequence[Tensor],
     discrete: Tensor,
 ) -> Tensor:
-    """Return the squared error of continuous actions plus the mean cross-entropy of branches.
+    """Return the mean squared error of continuous actions plus the branches' mean cross-entropy.
 
     Args:
         mean: [B, A] the policy's mean action in the environment's range, or None without
@@ -52,7 +52,8 @@ def imitation_loss(
     """
     losses = []
     if mean is not None:
-        # The mean is over components, too, so that the loss does not grow with their number.
+        # The mean is over rows and components, so that the loss does not grow with the number of
+        # components.
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
         # Each tensor [B, 1] has the log probabilities of the recorded choices of one branch.
@@ -103,7 +104,8 @@ class BehavioralCloning:
         """Steps to imitate, with observations that are not normalised."""
         # A unit is a row, or with memory a sequence.
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
-        # If there are fewer rows than `batch_size`, all rows together are one minibatch.
+        # Number of units in a minibatch. The setting counts rows; it is lowered to the number of
+        # all rows, if that is smaller.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None

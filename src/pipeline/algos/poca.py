@@ -44,8 +44,8 @@ BASELINE_WEIGHT = 0.5
 _CHUNK = 2048
 """Largest number of moments that the critic evaluates at once, to limit memory for images."""
 _PLACES = 4096
-"""Largest number of members, summed over sets, that the critic evaluates at once, so that its
-tensors fit into a cache."""
+"""Largest number of places for members, summed over the sets of members that the critic evaluates
+at once, so that the critic's tensors fit into a cache."""
 
 
 class POCA(PPO):
@@ -72,7 +72,7 @@ class POCA(PPO):
     def fields(self) -> dict[str, Field]:
         """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
-        # By these numbers `GroupBatch` finds the row's agent and the other members of its group.
+        # By these numbers `GroupBatch` finds the row's agent and the members of the agent's group.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
         return fields
@@ -153,7 +153,7 @@ class POCA(PPO):
         """Return group values and baselines, both [B, S], for the B rows of P moments."""
         moment = critic_input.moment
         if moment is None:
-            raise ValueError("baselines need the rows of their agents")
+            raise ValueError("the critic's input has no rows, which baselines need")
         estimates = self.critic(
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )

@@ -136,7 +136,7 @@ class RewardSignals:
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Update all normalisers with observations [B, *shape] of new rows, each row once."""
+        """Let all signals observe the observations [B, *shape] of new rows, each row once."""
         for signal in self.by_name.values():
             signal.observe(obs)
 
@@ -217,7 +217,7 @@ def make(
 
 
 def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
-    """Return the class of the signal with these settings; its module is imported only now.
+    """Return the class of the signal with these settings; this imports the class's module.
 
     Raises:
         SettingsError: The signal does not exist, or its class cannot be imported.
@@ -233,8 +233,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"reward_signals.{name}: names the class {settings.made_by!r}, which cannot be "
-            f"imported ({error})"
+            f"reward_signals.{name}: the class {settings.made_by!r} cannot be imported ({error})"
         ) from error
     return signal_class
 

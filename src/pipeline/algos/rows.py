@@ -17,8 +17,8 @@ from pipeline.data.columns import cut, followed, rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState
 
-# Approximate number of rows that `values_in_sequence` evaluates at once; it is small, because their
-# observations are copied.
+# Approximate number of rows that `values_in_sequence` evaluates at once; it is small, because the
+# observations of these rows are copied.
 _CHUNK = 1024
 
 

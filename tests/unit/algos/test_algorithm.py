@@ -24,9 +24,9 @@ def test_matching_weights_are_loaded_and_every_other_tensor_is_named_with_a_reas
         {"policy": ours, "critic": torch.nn.Linear(1, 1)}, {"policy": saved, "critic": None}
     )
     assert left == [
-        "policy.b.weight (1x4 there, 1x3 here)",
+        "policy.b.weight (1x4 saved, 1x3 in this run)",
         "policy.b.bias (not in the checkpoint)",
-        "policy.c.bias (unknown here)",
+        "policy.c.bias (not in this run)",
     ]
     assert n_loaded == 2
     assert torch.equal(ours["a"].weight, theirs["a"].weight)
