@@ -1,4 +1,4 @@
-"""The two networks of on-policy methods: the actor and the critic."""
+"""The actor with its action heads, and the critic that estimates the values of states."""
 
 from __future__ import annotations
 
@@ -237,9 +237,9 @@ class ActionHeads(nn.Module):
 
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
-    """Add operators to the graph that lower the logits of forbidden choices, with mask m = 0.
+    """Add operators to the graph that lower the logits of forbidden choices.
 
-    The result is logits · m - 1e8 · (1 - m).
+    The result is logits · m - 1e8 · (1 - m), where the mask m is 0 for a forbidden choice.
     """
     # Arithmetic replaces the operator Where, because Unity is only sure to import the operators of
     # ML-Agents' own models.
@@ -291,7 +291,10 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Estimates a value for each reward signal, by its own body or from the actor's output."""
+    """Estimates the state's value for each reward signal.
+
+    The critic has its own body, or reads the actor's output if it shares the actor's body.
+    """
 
     def __init__(
         self,

@@ -204,7 +204,7 @@ class EntityEncoder(nn.Module):
         for layer, entities in zip(self._layers, observations, strict=True):
             padding = is_padding(entities)
             # Unused columns are cut off only on the CPU: on a GPU, reading the number of entities
-            # would wait for the device.
+            # would wait for the device. While a loss is traced, no shape may depend on this number.
             if entities.device.type == "cpu" and not IS_TRACED.get():
                 n = _columns_in_use(padding)
                 entities, padding = entities[:, :n], padding[:, :n]  # noqa: PLW2901  # all later rows are unused
@@ -228,7 +228,10 @@ class EntityEncoder(nn.Module):
         return nn.functional.silu(x)
 
     def to_onnx(self, graph: OnnxGraph, own: Sequence[str], observations: Sequence[str]) -> str:
-        """Add the operators of `forward` to `graph`; `observations` are names of its inputs."""
+        """Add the operators of `forward` to `graph`; return the name of their result.
+
+        `own` and `observations` are names of tensors in the graph.
+        """
         code = None
         if self.own is not None:
             code = graph.swish(graph.linear(self.own, graph.concat(own), "entities.own"))

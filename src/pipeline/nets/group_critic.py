@@ -4,8 +4,9 @@ The value reads the observations of all members; a member's baseline also reads 
 others, its mates. Every member is an entity, embedded from its observation, or from its observation
 and action. The entities attend to each other, and their mean passes dense layers (Cohen et al.
 2021, arXiv 2111.05992). A member is in several sets: in the set of the group's value, and in the
-set of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
-scores between all members are computed once per group, and the sets are picked from them.
+set of every member's baseline. So its observation is encoded, embedded, and projected once.
+Attention scores between all members are computed once per group, and each set takes its scores from
+them.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class GroupLayout:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """Return the layout of groups; `present` [M, N] says which members there are.
+        """Return the layout of groups; `present` [M, N] is True for each member of a group.
 
-        `wanted` are the numbers of the estimates to compute, as in the attribute.
+        `wanted` are the numbers of the estimates to compute; see the attribute `wanted`.
         """
         return GroupLayout(
             size=present.shape[1],
@@ -215,8 +216,8 @@ class GroupCritic(nn.Module):
         embedding_of_place = None
         if groups.wanted is not None:
             embedding_of_place, forbidden = _queries_and_mask(N, x)
-            # The scores were computed once; each set takes its rows of them, which gives [M, heads,
-            # (1 + N) N, 2 N].
+            # The scores were computed once; each set takes the rows of its queries, which gives
+            # [M, heads, (1 + N) N, 2 N]. `forbidden` lowers the scores of keys outside the set.
             scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN
@@ -239,7 +240,7 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return the group size of each estimate [K, 1], scaled to 1 for the largest so far."""
+        """Return the group size [K, 1] of each estimate; 1 is the size of the largest group so far."""
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
@@ -249,9 +250,10 @@ class GroupCritic(nn.Module):
 
 
 def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
-    """Return embeddings `x` [kinds, V, H] as [M, kinds N, H]: those of each group, kind after kind.
+    """Return embeddings `x` [kinds, V, H] as [M, kinds N, H].
 
-    The places of absent members are 0.
+    Each of the M groups has the N embeddings of the first kind, then the N embeddings of the second
+    kind. The places of absent members are 0.
     """
     n_kinds, _, H = x.shape
     if groups.partial is None:

@@ -208,7 +208,7 @@ class RunningNormalizer(nn.Module):
         # `count` already includes the new rows, so this becomes the mean of all rows.
         self.mean += before.sum(0) / self.count
         # Welford's update multiplies deviations from the new mean by deviations from the old mean.
-        # Rounding never makes it negative, unlike a difference of squares.
+        # Rounding never makes this sum negative, unlike a difference of sums of squares.
         self.squared += ((rows - self.mean) * before).sum(0)
         self._scale = None
 

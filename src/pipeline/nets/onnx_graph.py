@@ -60,7 +60,7 @@ class OnnxGraph:
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
         """Declare constant floats as an output; it is an initializer with the output's name."""
-        # Loaders find such a constant by its name; all loaders find initializers.
+        # Loaders find such a constant by its name; all loaders look for it among the initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))
@@ -129,7 +129,7 @@ class OnnxGraph:
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
 
     def leaky_relu(self, x: str, slope: float = LEAKY_SLOPE) -> str:
-        """Append LeakyReLU, with torch's default slope."""
+        """Append LeakyReLU; the default of `slope` is torch's."""
         return self.node("LeakyRelu", [x], alpha=slope)
 
     def activation(self, kind: str, x: str) -> str:

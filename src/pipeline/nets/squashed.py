@@ -75,5 +75,6 @@ class SquashedHeads(ActionHeads):
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
-        # The entropy of the squashed distribution has no closed form, so this is the Gaussian's.
+        # The entropy of the squashed distribution has no closed form, so the entropy of the
+        # Gaussian is returned.
         return action, log_prob, gaussian_entropy(log_sigma)

@@ -30,7 +30,7 @@ def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> 
     Args:
         graph: the graph.
         module: a module in evaluation mode that maps [B, *shape] to one tensor.
-        x: name of the input in the graph; names of weights begin with it.
+        x: name of the input in the graph; the names of weights begin with this name.
         shape: shape of the input, without the batch axis.
 
     Raises:
@@ -50,7 +50,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.prefix, self.before = graph, prefix, before
         self.shapes: list[tuple[int, ...]] = []
-        # The key is a tensor's `id`; the tensor is kept, so that no other gets the same `id`.
+        # The key is a tensor's `id`; the tensor is kept, so that no later tensor gets the same
+        # `id`.
         self.names: dict[int, tuple[str, Tensor]] = {}
 
     def run(self, module: nn.Module, x: Tensor) -> str:
