@@ -118,7 +118,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]
     ways[0, 0] = 1.0
     for rank in ranks:
-        # Choosing this score adds one to the number of scores, and its rank to the sum.
+        # Choosing this score adds one to the number of chosen scores, and its rank to their sum.
         ways[1:, rank:] += ways[:-1, :-rank]
     # Distances are multiplied by the number of scores, so that they are whole numbers.
     away = np.abs(len(pooled) * np.arange(total + 1) - n * total)

@@ -118,8 +118,8 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
-        # With one kind of action, old files repeat its output as `action`. Some files have only
-        # `action`, or an output with one branch too few.
+        # Old files with one kind of action have an output `action`. It is read, because the output
+        # that is named by the kind may be missing, or may have one branch too few.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:

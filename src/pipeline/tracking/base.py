@@ -57,7 +57,10 @@ class Callback:
         """Called when a behavior appears for the first time, with its settings as plain values."""
 
     def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:
-        """Called after each exchange, with the agent steps and ended episodes of each behavior."""
+        """Called after each exchange with the environments.
+
+        `steps` and `n_episodes` have each behavior's agent steps and ended episodes so far.
+        """
 
     def on_update(self, behavior: str, update: Update) -> None:
         """Called after an update of a behavior's networks, with the state of the behavior."""
@@ -132,7 +135,7 @@ class Sink(Callback):
             raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
 
     def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `on_summary` with the single values of each statistic, where known."""
+        """Called before `on_summary` with all values of each statistic of which they are known."""
 
     def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Called with all values (at least one) of the statistic `tag` in a summary."""

@@ -200,7 +200,7 @@ UPDATES_HEADER = (
     "Number of experiences used for training",
     "Mean return",
 )
-"""The header of ML-Agents 0.8 to 0.12; times are in seconds."""
+"""The header that ML-Agents 0.8 to 0.12 wrote; times are in seconds."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -188,7 +188,7 @@ class StatsWriterSink(Sink):
         # ML-Agents also reports the step as a statistic, so writers may expect it.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
-            # Writers were made for ML-Agents' statistics, so they get no others.
+            # Writers were made for ML-Agents' statistics, so other statistics are left out.
             if not tag.startswith(_OURS):
                 aggregation = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
                 stats[tag] = samples.get(tag, (aggregation, [value]))
