@@ -240,7 +240,7 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return the size [K, 1] of each estimate's group, scaled to 1 for the largest group seen."""
+        """Return the size [K, 1] of each estimate's group; the largest group seen has size 1."""
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
