@@ -106,7 +106,7 @@ def test_log_probs_computed_in_chunks_equal_log_probs_computed_at_once(name, tmp
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous", "poca, continuous"])
-def test_reported_policy_loss_is_the_mean_absolute_loss_of_minibatches(name, tmp_path):
+def test_each_reported_loss_is_the_mean_absolute_loss_of_the_minibatches(name, tmp_path):
     training = Training(name, tmp_path, n_blocks=1, num_epoch=1, batch_size=15)
     algorithm, losses = training.learner.algorithm, itertools.cycle([1.0, -3.0, 0.5])
     learn, used = algorithm.learn_minibatch, []

@@ -264,7 +264,7 @@ def test_error_before_training_names_missing_demonstrations(tmp_path):
         supported_signals(settings("gail", demo_path=missing))
 
 
-def test_demonstrations_of_another_behavior_are_refused_with_both_shapes(tmp_path):
+def test_demonstrations_of_another_behavior_are_refused_and_the_error_names_the_file(tmp_path):
     path = demo(CONTINUOUS, tmp_path)
     with pytest.raises(DemonstrationError, match=r"expert\.demo: its actions are"):
         signal("gail", PLAIN, demo_path=str(path))
