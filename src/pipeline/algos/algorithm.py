@@ -177,7 +177,7 @@ class Algorithm(ABC):
 
     @property
     def columns(self) -> Columns[Field]:
-        """Columns in which experience is stored: one for each field, and one per observation."""
+        """Columns that store experience: one for each field, and one for each observation."""
         obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
         return Columns(self.fields, obs)
 

@@ -104,8 +104,8 @@ class BehavioralCloning:
         """Steps to imitate, with observations that are not normalised."""
         # A unit is a row, or with memory a sequence.
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
-        # Number of units in a minibatch. The setting counts rows; it is lowered to the number of
-        # all rows, if that is smaller.
+        # Number of units in a minibatch with about `batch_size` rows, or with all rows if there are
+        # fewer rows.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None

@@ -115,7 +115,10 @@ class Curiosity(RewardSignal):
 
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
-        """Return the forward model's errors [B]; 0 before its first gradient step."""
+        """Return the forward model's errors [B], limited to `most`.
+
+        They are 0 before the first gradient step.
+        """
         # Before the first gradient step, the networks are random, and their error does not depend
         # on how new an observation is.
         if not self.has_learned:

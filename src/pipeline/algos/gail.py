@@ -223,7 +223,7 @@ class GAIL(RewardSignal):
         return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Draw the inputs of `n` expert steps, with probabilities proportional to their weights."""
+        """Draw the inputs of `n` expert steps, with probabilities in proportion to `weights`."""
         if self.weights is None:
             device = self.generator.device
             # Rows are drawn with replacement, because a minibatch may have more rows than all

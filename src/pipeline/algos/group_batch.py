@@ -22,7 +22,7 @@ from pipeline.nets.group_critic import GroupLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBatch:
-    """The groups of a rollout at M moments, and the moment of each of its R rows of experience.
+    """The groups of a rollout at M moments, and the moment of each of the rollout's R rows.
 
     A moment is the state of one group at one time: the observations and actions of its members.
     All moments together have E members; N is the size of the largest group.
@@ -182,8 +182,8 @@ class CriticInput:
         """Return the argument `lengths` of `FlatAdam.descend` for a minibatch with this input.
 
         The result is an empty map if all minibatches have the same shapes, and None if their shapes
-        rarely recur. If members are absent, it has a `Length` for each input, because the numbers
-        of rows and moments differ between nearly all minibatches of about `n_rows` rows.
+        rarely recur. If members are absent, the result has a `Length` for each input, because the
+        numbers of rows and moments differ between nearly all minibatches of about `n_rows` rows.
 
         Args:
             name: name of this input among the inputs of the loss.

@@ -247,7 +247,10 @@ class OffPolicy(Algorithm):
         if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
         if isinstance(steps_per_update, str):
-            raise SettingsError("steps_per_update: auto has not become a number yet")
+            raise SettingsError(
+                "steps_per_update: auto becomes a number only in a run that measures its speed; "
+                "give a number"
+            )
         # This is the smallest n with (step - init) / n <= steps_per_update, minus `n_done`.
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 

@@ -108,7 +108,8 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
-        # Several rows may have the same moment; after `unique`, its members are encoded only once.
+        # Several rows may have the same moment; after `unique`, the members of a moment are encoded
+        # only once.
         moments = np.unique(groups.moment[index])
         # A compiled program needs groups of one size, so small groups are padded with absent
         # members.

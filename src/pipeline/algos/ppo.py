@@ -522,7 +522,8 @@ class PPO(Algorithm):
         advantages = self.advantages(
             rollout, self._rewards, estimates["value"], bootstrap * self._unit
         )
-        # The lambda-return is the generalised advantage estimate plus the value that it subtracts.
+        # The lambda-return is the generalised advantage estimate plus the value, which the estimate
+        # subtracts.
         returns = advantages + estimates["value"]
         if self.return_scale is not None and is_new:
             self.return_scale.add(returns)

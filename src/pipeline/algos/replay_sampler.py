@@ -28,7 +28,7 @@ class ReplaySampler:
 
     Args:
         scaled: function that maps the signals' rewards times strength [R, S] to the rewards that
-            critics learn; None if they are the same.
+            critics learn; None if critics learn the signals' rewards unchanged.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ class ExperimentScore:
 
     @property
     def tolerance(self) -> tuple[float, float] | None:
-        """Interval that contains a new seed's score with 90 % probability; None with few seeds."""
+        """Interval that contains a new seed's score in 90 % of cases; None with too few seeds."""
         return statistics.tolerance_interval(np.array(self.scores))
 
 

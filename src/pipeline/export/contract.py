@@ -427,7 +427,8 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
-        # An operator of another domain is refused: its known name may mean something else.
+        # An operator of another domain is refused even if it has a known name, which may mean
+        # something else in that domain.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )

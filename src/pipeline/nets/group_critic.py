@@ -5,8 +5,8 @@ others, its mates. Every member is an entity, embedded from its observation, or 
 and action. The entities attend to each other, and their mean passes dense layers (Cohen et al.
 2021, arXiv 2111.05992). A member is in several sets: in the set of the group's value, and in the
 set of every member's baseline. So its observation is encoded, embedded, and projected once.
-Attention scores between all members are computed once per group, and each set takes its scores from
-them.
+Attention scores between all members are computed once per group, and each set uses the scores of
+its own embeddings.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PartialGroups:
 class GroupCritic(nn.Module):
     """Values of groups, and baselines of their members, for each reward signal.
 
-    With `memory` in the settings, a member's memory is added to its encoded observation.
+    With `memory` in the settings, a member's memory is appended to its encoded observation.
     """
 
     largest: Tensor

@@ -140,7 +140,7 @@ class DenseLayers(nn.Module):
         self.activation = activation
         self._activate = ACTIVATIONS[activation]
         # The list saves look-ups of parameters, which take much of a small layer's time. Its pairs
-        # remain valid, because optimizers move a parameter's data and keep the object.
+        # remain valid, because optimizers move a parameter's data, but keep the parameter object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:

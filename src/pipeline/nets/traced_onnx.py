@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.errors import ExportError
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# The module is traced with two numbers of rows; a size that differs between both traces depends on
-# the batch size.
+# The module is traced with two numbers of rows; a size that differs between the two traces depends
+# on the batch size.
 _ROWS, _OTHER_ROWS = 3, 2
 
 

@@ -135,7 +135,7 @@ class Sink(Callback):
             raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
 
     def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `on_summary` with all values of each statistic of which they are known."""
+        """Called before `on_summary` with the single values of the statistics that have them."""
 
     def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Called with all values (at least one) of the statistic `tag` in a summary."""

@@ -21,7 +21,7 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """The name and a usual value of a length of input tensors that differs between minibatches.
+    """A length of input tensors that differs between minibatches: its name and a usual value.
 
     Inputs of a loss that always have equal lengths share one `Length`.
     """

@@ -75,8 +75,8 @@ class CompiledSteps:
     """Makes an optimizer's steps on one loss, by a compiled program for each minibatch shape.
 
     Minibatches that differ only in the length of tensors use the same program. The same program on
-    the same machine gives the same bits. Torch's `backward` gives other bits, because it adds
-    numbers in another order.
+    the same machine gives the same results, bit for bit. The results of torch's `backward` differ
+    by rounding, because `backward` adds numbers in another order.
 
     Args:
         optimizer: optimizer of the parameters, which also has their gradients.

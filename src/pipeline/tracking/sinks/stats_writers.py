@@ -165,8 +165,8 @@ class StatsWriterSink(Sink):
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # If ML-Agents is installed, writers get the enumerations of ML-Agents, because they compare
-        # values with them.
+        # If ML-Agents is installed, writers get the enumerations of ML-Agents, because writers
+        # compare values with these enumerations.
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
