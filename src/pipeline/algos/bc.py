@@ -287,5 +287,5 @@ def _select_rows(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = N
 
 def _lengths(rows: ExpertRows) -> AnyArray:
     if rows.lengths is None:
-        raise ValueError("these demonstration rows have no episode lengths")
+        raise ValueError("demonstrations have no episode lengths, which a policy with memory needs")
     return rows.lengths

@@ -241,6 +241,6 @@ def _warn_of_other_signals(signals: RewardSignals) -> None:
         if name != "extrinsic":
             _log.warning(
                 "Reward signal %s is not supported with the POCA trainer; results may be "
-                "unexpected: it rewards each agent for itself, not for its group.",
+                "unexpected: the signal rewards single agents, not their group.",
                 name.capitalize(),
             )

@@ -150,7 +150,7 @@ class ActionHeads(nn.Module):
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean [B, A] and log sigma [1, A] of continuous actions."""
         if self.mu is None or self.log_sigma is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         return self.mu(hidden), self.log_sigma
 
     def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,7 +203,7 @@ class ActionHeads(nn.Module):
 
     def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:  # noqa: ARG002  # squashed heads need it
         if self.log_sigma is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         log_sigma = self.log_sigma.detach().cpu().numpy()
         # Sigma is a constant of the model, because it does not depend on the observation.
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")

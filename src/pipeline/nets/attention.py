@@ -57,7 +57,7 @@ class ResidualSelfAttention(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         if size % N_HEADS:
-            raise ValueError(f"{N_HEADS} heads cannot share embeddings of {size} numbers")
+            raise ValueError(f"{N_HEADS} heads cannot divide an embedding of {size} numbers evenly")
         self.size = size
         self.query = normal_linear(size, size, size)
         self.key = normal_linear(size, size, size)

@@ -191,7 +191,7 @@ class GroupCritic(nn.Module):
             acted = nn.functional.silu(dense(acted, self.done.weight, self.done.bias))
             pooled = self._pool(torch.stack((x, acted)), groups)
         else:
-            raise ValueError("baselines need the actions of mates")
+            raise ValueError("baselines are wanted, but `actions` is None")
         values: Tensor = self.heads(
             torch.cat((self.dense(pooled), self._how_many(pooled, groups)), dim=1)
         )

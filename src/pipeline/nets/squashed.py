@@ -49,7 +49,7 @@ class SquashedHeads(ActionHeads):
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log sigma, both [B, A], before squashing."""
         if self.mu is None or self.spread is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         mu: Tensor = self.mu(hidden)
         return mu, self.spread(hidden).clamp(LOG_SIGMA_MIN, LOG_SIGMA_MAX)
 
@@ -63,7 +63,7 @@ class SquashedHeads(ActionHeads):
 
     def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:
         if self.spread is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         raw = graph.linear(self.spread, hidden, "log_sigma")
         return graph.node("Exp", [graph.node("Clip", [raw], min=LOG_SIGMA_MIN, max=LOG_SIGMA_MAX)])
 

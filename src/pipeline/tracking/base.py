@@ -103,7 +103,7 @@ class Callback:
                 can = ", ".join(known) or "nothing"
                 raise SettingsError(f"set: {name!r} of {learner.name}: only {can} can be set")
             if value is not None and not 0.0 <= value < math.inf:
-                raise SettingsError(f"set: {name} is {value}; give a number from 0 on")
+                raise SettingsError(f"set: {name} is {value}; give a finite number of at least 0")
             values = learner.updates.set_values
             values.pop(name, None)
             values |= {} if value is None else {name: float(value)}
@@ -115,7 +115,7 @@ class Callback:
             return []
         learners = self._tracker.learners
         if behavior is not None and behavior not in learners:
-            raise SettingsError(f"{method}: no behavior {behavior!r}; there is {list(learners)}")
+            raise SettingsError(f"{method}: no behavior {behavior!r}; use one of {list(learners)}")
         return list(learners.values()) if behavior is None else [learners[behavior]]
 
 

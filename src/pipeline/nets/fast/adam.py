@@ -180,7 +180,7 @@ class FlatAdam(FusedAdam):
         """All gradients as one flat vector."""
         gradient = self.flat.grad
         if gradient is None:
-            raise ValueError("the flat gradient was removed")
+            raise ValueError("the flat gradient was removed; clear it only by `zero_gradients`")
         return gradient
 
     def descend(
