@@ -115,7 +115,7 @@ class BehavioralCloning:
         """
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
-        # `samples_per_update` counts rows, but with memory a unit is a whole sequence.
+        # `samples_per_update` counts rows, and 0 means all; with memory a unit is a whole sequence.
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self._n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
@@ -228,7 +228,7 @@ class BehavioralCloning:
     def measure(self) -> float:
         """Return the imitation loss of all rows without learning, in chunks to limit memory use."""
         rows, n = self._normalized(self.rows), len(self.rows)
-        # Sequences are not cut into chunks: `Rows.split` would lose their memories.
+        # Sequences are evaluated at once, because `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
         # Losses are weighted by their numbers of rows, because the last chunk may be shorter.

@@ -81,7 +81,8 @@ class POCA(PPO):
     def member_fields(self) -> dict[str, Field]:
         """Fields that are stored for each group member because the critic reads them."""
         rows = rollout_fields(self.spec)
-        # The critic reads what other members observe and do, not how probable an action was.
+        # The critic reads what other members observe and do, but neither how probable an action
+        # was nor which choices were allowed.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
@@ -230,7 +231,8 @@ class POCA(PPO):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
-    # A group of N members has 1 + N sets of N places, so memory grows with the square of N.
+    # A group of N members has 1 + N sets of N places, so memory grows with the square of N:
+    # `_PLACES` limits the places of a chunk, and `_CHUNK` its moments.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]

@@ -271,7 +271,8 @@ class PPO(Algorithm):
         """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         now = replace(Schedule.at(step, h, self.settings.max_steps), **self.set_values)
-        # With `desired_kl` the rate of the last gradient step is kept; see `_adapt_rate`.
+        # With `desired_kl` the rate of the last gradient step is kept (see `_adapt_rate`), unless
+        # `set_values` has a rate.
         if h.desired_kl is None or "learning_rate" in self.set_values:
             self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)

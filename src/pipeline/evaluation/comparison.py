@@ -250,7 +250,7 @@ def _task(
     )
     groups: dict[str, list[Outcome]] = {}
     for name, runs in experiments.items():
-        # Runs without a curve cannot be compared with runs without an evaluation.
+        # If scores are final returns of training, runs without a curve have no score.
         if comparable := [outcome for outcome in runs if evaluated or outcome.curve is not None]:
             groups[name] = sorted(comparable, key=lambda outcome: outcome.seed)
     curves = {name: _curves_of(runs) for name, runs in groups.items()}

@@ -96,7 +96,7 @@ def record(
         policy: a policy on the CPU.
         obs: [N, *shape] per observation, N at least 1; with memory the rows are successive steps of
             one agent.
-        action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
+        action_masks: [N, sum of branch sizes], 1 = allowed; None allows every choice.
 
     Raises:
         ExportError: The observations or the masks do not fit the policy.

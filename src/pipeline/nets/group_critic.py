@@ -55,7 +55,7 @@ class GroupLayout:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """Return the layout of groups; `present` [M, N] is True for each member of a group.
+        """Return the layout of M groups; `present` [M, N] says whether a group has an n-th member.
 
         `wanted` are the numbers of the estimates to compute; see the attribute `wanted`.
         """

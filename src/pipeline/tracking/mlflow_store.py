@@ -121,7 +121,8 @@ def checkout(root: Path) -> str:
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
     """Return nested mappings as `{dotted name: text}`; a list becomes one text."""
-    # MLflow truncates parameters to 6,000 characters, with a warning for each.
+    # Texts are cut here, because MLflow truncates parameters to 6,000 characters with a warning for
+    # each.
     return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
 
 
