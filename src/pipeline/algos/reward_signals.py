@@ -141,7 +141,11 @@ class RewardSignals:
             signal.observe(obs)
 
     def rewards(self, rows: Rows) -> Tensor:
-        """Return rewards [B, S]: each signal's rewards times its strength."""
+        """Return rewards [B, S]: each signal's rewards times its strength.
+
+        Raises:
+            SettingsError: A signal's rewards do not have the shape [B].
+        """
         columns = [signal.rewards(rows) for signal in self.by_name.values()]
         for name, column in zip(self.by_name, columns, strict=True):
             if column.shape != rows.reward.shape:
@@ -170,7 +174,7 @@ class RewardSignals:
 
 def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return the mean of each loss over several results of `RewardSignals.update`, by tag."""
-    if not losses or not losses[0]:  # a signal may have no statistics
+    if not losses or not losses[0]:  # not all kinds of signals have losses
         return {}
     # All means are in one tensor, so that one transfer from the device is enough.
     tags = list(losses[0])
@@ -188,7 +192,11 @@ def make(
     seed: int,
     device: torch.device,
 ) -> RewardSignal:
-    """Return the signal called `name`, made from its section of `settings`."""
+    """Return the signal called `name`, made from its section of `settings`.
+
+    Raises:
+        SettingsError: The signal cannot be made with these settings.
+    """
     signal_settings: Any = settings.reward_signals[name]
     kind = signal_of(name, signal_settings)
     if kind is Extrinsic:

@@ -247,7 +247,10 @@ def _input(
     missing: str,
     other: str = "",
 ) -> Iterator[Finding]:
-    """Yield a finding of rule `missing` for a missing input, of rule `other` for a wrong shape."""
+    """Yield a finding of rule `missing` for a missing input, of rule `other` for a wrong shape.
+
+    Without `other`, both are findings of rule `missing`.
+    """
     if name not in model.inputs:
         yield _warning(missing, f"there is no input {name} for {sensor}")
     # The shape is compared without the batch axis.

@@ -91,7 +91,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return result
 
     def name_of(self, value: Any) -> str:
-        """Return the name of `value` in the graph; numbers and unknown tensors become constants."""
+        """Return the name of `value` in the graph; numbers and unknown tensors become constants.
+
+        Raises:
+            ExportError: An unknown tensor's shape depends on the number of rows.
+        """
         if isinstance(value, str):
             return value
         if not isinstance(value, Tensor):
@@ -110,7 +114,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.graph.node(operator, [self.name_of(value) for value in inputs], **attributes)
 
     def sizes(self, shape: Sequence[int]) -> list[int]:
-        """Return a shape with -1 in place of the size that depends on the number of rows."""
+        """Return a shape with -1 in place of the size that depends on the number of rows.
+
+        Raises:
+            ExportError: More than one size depends on the number of rows.
+        """
         self.shapes.append(tuple(shape))
         before = self.shapes[-1] if self.before is None else next(self.before, ())
         sizes = [n if n == other else -1 for n, other in zip(shape, before, strict=False)]

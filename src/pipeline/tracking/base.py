@@ -82,12 +82,21 @@ class Callback:
         """Restore the result of `state_dict`, after `on_start` and before the first step."""
 
     def log(self, name: str, value: float, behavior: str | None = None) -> None:
-        """Add a number to the statistic `name`; the next summary has its mean."""
+        """Add a number to the statistic `name`; the next summary has its mean.
+
+        Raises:
+            SettingsError: No run is training, or the behavior does not exist.
+        """
         for learner in self._learners("log", behavior):
             learner.pending_stats.add(name, float(value))
 
     def log_image(self, name: str, image: AnyArray, behavior: str | None = None) -> None:
-        """Send a picture, uint8 [height, width, 3], to the sinks that show pictures."""
+        """Send a picture, uint8 [height, width, 3], to the sinks that show pictures.
+
+        Raises:
+            SettingsError: The picture has another form, no run is training, or the behavior does
+                not exist.
+        """
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise SettingsError(f"log_image: {name} is not a uint8 array [height, width, 3]")
         for learner in self._learners("log_image", behavior):
@@ -97,6 +106,10 @@ class Callback:
         """Set a scheduled setting such as `learning_rate` to a value from the next update on.
 
         The value replaces the schedule until `set` is called again; None restores the schedule.
+
+        Raises:
+            SettingsError: The name or the value cannot be set, no run is training, or the behavior
+                does not exist.
         """
         for learner in self._learners("set", behavior):
             if name not in (known := learner.algorithm.schedules):
@@ -162,6 +175,9 @@ class Tracker:
     The first error of a sink is logged as a warning; the sink is still called later. The first
     error of a callback that is no sink ends the run. Values that are not finite are left out,
     because they spoil charts.
+
+    Raises:
+        SettingsError: A callback is not an object of a subclass of `Callback`.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
