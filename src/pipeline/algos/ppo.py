@@ -580,7 +580,10 @@ class PPO(Algorithm):
     def _sequence_states(
         self, sequences: SequenceState | None
     ) -> tuple[SequenceState | None, SequenceState | None]:
-        """Return the sequences with the actor's memories, and with the critic's memories."""
+        """Return the sequences with the actor's memories, and with the critic's memories.
+
+        Without sequences both are None.
+        """
         return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
 
     def state_dict(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def _sequences(
 
     Returns:
         Row indices of all minibatches, the number of rows of each minibatch [P], and the sequences
-        of each minibatch.
+        of each minibatch (None without sequences).
     """
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))

@@ -151,7 +151,7 @@ def check_model(
 
 
 def _stopping_finding(model: _Model) -> Finding | None:
-    """Return the first finding of rules 2 to 8; after such a finding the check ends."""
+    """Return the first finding of rules 2 to 8, which ends the check; None without a finding."""
     for rule, name in (("2", "version_number"), ("3", "memory_size")):
         if name not in model.constants:
             return _warning(rule, f"required constant {name} is missing")

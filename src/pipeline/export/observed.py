@@ -165,6 +165,8 @@ def network_masks(
 ) -> list[BoolArray] | None:
     """Return masks bool [N, branch size] by branch, True = forbidden, after a check of the sizes.
 
+    If `mask` is None, the result is None.
+
     Raises:
         ExportError: The masks have another form.
     """

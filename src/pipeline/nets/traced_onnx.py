@@ -131,7 +131,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.graph.reshape(self.name_of(x), sizes, f"{self.prefix}.{len(self.shapes)}")
 
     def pieces(self, parts: Sequence[Tensor], x: Tensor, axis: int, start: int = 0) -> list[str]:
-        """Append the successive parts of x along an axis; parts may lack this axis."""
+        """Append the successive parts of x along an axis, and return their names.
+
+        The tensors `parts` may lack this axis; the first part begins at `start`.
+        """
         names, axis = [], axis % x.dim()
         for part in parts:
             stop = start + (part.shape[axis] if part.dim() == x.dim() else 1)

@@ -62,7 +62,7 @@ _DESCRIPTION = (
 
 
 def enabled() -> bool:
-    """Return False if the environment variable PIPELINE_MLFLOW is off, no, false or 0."""
+    """Return whether runs are written: PIPELINE_MLFLOW is not set to off, no, false or 0."""
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
 
 
