@@ -5,8 +5,8 @@ Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: th
 group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
 from what its mates observe *and do* but not from the agent's own action. The advantage is the
 return minus the baseline. Members may join and leave: the critic's input has only present members,
-without absorbing states for others, and the return of an agent that ends early is bootstrapped with
-the value of the mates that go on, so that the agent is credited with their later rewards.
+without absorbing states for others. The return of an agent that ends early is bootstrapped with the
+value of the mates that go on, so that the agent is credited with their later rewards.
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.

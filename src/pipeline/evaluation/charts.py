@@ -81,7 +81,7 @@ class Row:
     value: float
     interval: tuple[float, float] | None
     wider: tuple[float, float] | None = None
-    """Tolerance interval, drawn as a thin line; None if there is none."""
+    """Tolerance interval, drawn as a thin line; None if it is unknown."""
     dots: tuple[tuple[float, str], ...] = ()
     """(value, text) of each value from which the estimate was computed."""
 

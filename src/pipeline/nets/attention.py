@@ -21,13 +21,13 @@ from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 # These are ML-Agents' sizes.
 EMBEDDING_SIZE = 128
 N_HEADS = 4
-# A row with a sum of squares below this counts as unused, even if it is an entity of zeros. The
-# threshold is the same as in all models that ML-Agents exported.
+# A row with a sum of squares below this threshold counts as unused, even if it is an entity of
+# zeros. The threshold is the same as in all models that ML-Agents exported.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 # This is ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
 FORBIDDEN = -1e6
-# The count of entities is increased by this, because 0 / 0 would be NaN without entities.
+# The count of entities is increased by this number, because 0 / 0 would be NaN without entities.
 _COUNT_EPSILON = 1e-7
 
 
@@ -48,7 +48,7 @@ class ResidualSelfAttention(nn.Module):
     """Self-attention of embeddings in a residual block, and the mean of the results.
 
     Scores are divided by the root of the embedding size, not of a head's size (arXiv 1706.03762,
-    equation 1), because ML-Agents does so, and models and settings for ML-Agents are tuned to that.
+    equation 1), because ML-Agents does so, and its models and settings are tuned to this scale.
 
     Args:
         size: size of an embedding, a multiple of the number of heads.

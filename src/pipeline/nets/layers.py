@@ -167,10 +167,10 @@ class RunningNormalizer(nn.Module):
     """Scales a vector observation by the mean and variance of all rows seen so far.
 
     As in ML-Agents, the statistics start with one imagined row of mean 0 and squared deviation 1,
-    and results are clipped to five standard deviations. If 0 is so far from the first rows that it
-    would be clipped, the imagined row has the mean of the first rows instead of 0, because a row at
-    0 would hide the differences between the first rows. Buffers are float64, so that small changes
-    count in long runs.
+    and results are clipped to five standard deviations. If 0 is so far from the first rows that 0
+    would be clipped, the imagined row has the mean of the first rows: a row at 0 would hide the
+    differences between the first rows. Buffers are float64, so that small changes count in long
+    runs.
 
     Attributes:
         imagined: [size] mean of the imagined row; it is not saved, because it matters only at the

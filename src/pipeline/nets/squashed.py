@@ -41,7 +41,8 @@ class SquashedHeads(ActionHeads):
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__(n_in, spec)
-        # The parent's parameter is not used here, so it is removed and not saved in checkpoints.
+        # These heads do not use the parameter `log_sigma` of `ActionHeads`, so it is removed and
+        # not saved in checkpoints.
         self.log_sigma = None
         size = spec.continuous_size
         self.spread = linear(n_in, size, gain=MU_GAIN) if size else None

@@ -60,7 +60,7 @@ class TimersSink(Sink):
         self._n_exchanges: int | None = None
 
     def start(self) -> None:
-        """Note that the environments are ready and training begins."""
+        """Store the time at which training begins, after the environments have started."""
         if self._started is None:
             self._started = self._clock()
 
