@@ -108,7 +108,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
 
     This is the p-value of the exact two-sided Mann-Whitney test: the share of all divisions of the
     scores into n and m in which the rank sum of the n scores is at least as far from its
-    expectation.
+    expectation as the observed rank sum of x.
     """
     pooled = np.concatenate([x, y])
     # Midranks of equal scores may be fractions. The ranks are doubled, because indices must be

@@ -32,8 +32,8 @@ class OnnxPolicy:
     Each agent's memory is kept between decisions, and deleted by `end`. Two policies with the same
     file and seed give the same actions for the same steps.
 
-    A model of package 1.x (version 2) returns log-probabilities of discrete actions; the actions
-    are then drawn here, as that package does.
+    A model of package 1.x (version 2) returns log-probabilities of discrete actions, from which
+    this class draws the actions, as that package does.
 
     Attributes:
         description: the model's declarations.

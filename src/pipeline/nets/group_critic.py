@@ -240,7 +240,10 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return the size [K, 1] of each estimate's group; the largest group seen has size 1."""
+        """Return 2 n / N - 1 [K, 1], where n is the size of each estimate's group.
+
+        N is the size of the largest group seen.
+        """
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
