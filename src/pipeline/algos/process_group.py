@@ -119,5 +119,8 @@ def launched() -> tuple[int, int]:
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except ValueError as error:
-        raise SettingsError(f"RANK and WORLD_SIZE must be whole numbers ({error})") from error
+        raise SettingsError(
+            f"RANK and WORLD_SIZE must be whole numbers ({error}); start the processes with "
+            "torchrun, or remove the variables"
+        ) from error
     return rank, size

@@ -274,7 +274,10 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
     constants = {name: array for name, array in values.items() if array is not None and array.size}
     for name, array in constants.items():
         if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
-            raise ExportError(f"the constant {name} of the model has values that are not finite")
+            raise ExportError(
+                f"the constant {name} of the model has values that are not finite numbers; "
+                "export the policy again"
+            )
     return constants
 
 
