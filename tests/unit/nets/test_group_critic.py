@@ -143,7 +143,7 @@ def test_values_without_baselines_equal_values_with_baselines(present):
     torch.testing.assert_close(without_baselines, with_baselines, rtol=1e-4, atol=1e-6)
 
 
-def test_the_group_critic_has_the_number_of_members_as_an_input_scaled_by_the_largest_group():
+def test_the_group_critic_reads_the_size_of_a_group_relative_to_the_largest_group():
     critic, _, _ = critic_and_members("vector")
     critic.update_largest_group(2)
     assert float(critic.largest) == 4.0
