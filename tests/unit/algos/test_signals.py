@@ -190,7 +190,7 @@ def test_a_signal_has_the_learning_rate_of_its_settings(name, tmp_path):
 # --- curiosity
 
 
-def test_curiosity_reward_is_0_before_the_first_gradient_step_and_then_at_most_1():
+def test_curiosity_reward_times_strength_is_0_before_the_first_gradient_step_then_at_most_1():
     curiosity, rows = signal("curiosity", strength=50.0), steps()
     assert (curiosity.rewards(rows) == 0).all()
     curiosity.update(rows)
