@@ -161,8 +161,8 @@ def test_compare_warns_of_few_seeds_and_unequal_training_steps(tmp_path, capsys)
     lines = text.splitlines()
     assert lines[1] == (
         "b (10.47) did better than a (4.167) on these seeds, which may be luck: experiments that "
-        "are equally good would be apart as clearly in 10 % of cases. Run more seeds. Their "
-        "trained steps differ, so this is no comparison of equal budgets."
+        "are equally good would be apart as clearly in 10 % of cases. Run more seeds. The "
+        "experiments' trained steps differ, so this is no comparison of equal budgets."
     )
     row = next(line for line in lines if line.startswith("b   "))
     assert re.split("  +", row)[6] == "8,003"

@@ -50,12 +50,13 @@ class Algorithm(ABC):
     squashed: ClassVar[bool] = False
     """Whether a tanh squashes the policy's continuous actions."""
     schedules: ClassVar[tuple[str, ...]] = ()
-    """Names of settings that `set_values` may replace; each update reads the settings again."""
+    """Names of settings for which `set_values` may have a value; each update reads `set_values`."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
     """All networks except the networks of reward signals, by the names that checkpoints use.
 
-    Updates change the tensors in place and never replace them: `threaded` relies on this.
+    Updates change the weights in place and never replace a tensor: the setting `threaded` relies on
+    this.
     """
     optimizer: FlatAdam
     bc: BehavioralCloning | None
@@ -158,7 +159,7 @@ class Algorithm(ABC):
         for optimizer in self.own_optimizers:
             kinds = {
                 "gradient": (optimizer.gradient, dict(optimizer.gradients)),
-                "weights": (optimizer.flat, None),
+                "weight": (optimizer.flat, None),
             }
             for kind, (flat, gradients) in kinds.items():
                 if not flat.isfinite().all():
@@ -176,7 +177,7 @@ class Algorithm(ABC):
 
     @property
     def columns(self) -> Columns[Field]:
-        """Columns in which experience is stored: one for each field, and one per observation."""
+        """Columns that store experience: one for each field, and one for each observation."""
         obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
         return Columns(self.fields, obs)
 
@@ -221,7 +222,10 @@ class Algorithm(ABC):
         return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Update the normalisers with the observations [B, *shape] of closed trajectories."""
+        """Update the normalisers of the policy and of the reward signals.
+
+        `obs` are the observations [B, *shape] of closed trajectories.
+        """
         # Observations are copied to the device only if normalisers or learning signals read them.
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
@@ -250,7 +254,7 @@ class Algorithm(ABC):
 
     @property
     def generators(self) -> dict[str, torch.Generator]:
-        """Random streams of actions and of noise, by name."""
+        """The algorithm's own torch generators, by name."""
         return {"action_stream": self.action_stream}
 
     def compile(self) -> None:
@@ -262,7 +266,8 @@ class Algorithm(ABC):
 
     def copy_for_acting(self) -> Algorithm:
         """Return a copy with its own acting networks, which acts while this algorithm learns."""
-        # A shallow copy shares the random streams, so that acting continues them after an update.
+        # A shallow copy shares the random streams, so that the actions after an update continue the
+        # streams of the actions during the update.
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
         names = [name for name, network in self.own_networks.items() if network in needed]
@@ -301,7 +306,7 @@ class Algorithm(ABC):
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.bc is not None and state["cloning"] is not None:
             self.bc.load_state_dict(state["cloning"])
-        # Checkpoints that are older than the learning signals have no key `signals`.
+        # Checkpoints of early versions, which had no learning signals, have no key `signals`.
         if self.signals.learning:
             self.signals.load_state_dict(state["signals"])
         if self.intrinsic is not None:
@@ -350,12 +355,14 @@ def load_matching(
             if name not in saved_weights:
                 skipped.append(f"{network_name}.{name} (not in the checkpoint)")
             elif saved_weights[name].shape != tensor.shape:
-                shapes = f"{_shape(saved_weights[name])} there, {_shape(tensor)} here"
+                shapes = f"{_shape(saved_weights[name])} saved, {_shape(tensor)} in this run"
                 skipped.append(f"{network_name}.{name} ({shapes})")
             else:
                 fitting[name] = saved_weights[name]
         skipped += [
-            f"{network_name}.{name} (unknown here)" for name in saved_weights if name not in weights
+            f"{network_name}.{name} (not in this run)"
+            for name in saved_weights
+            if name not in weights
         ]
         # Loading is not strict, because `fitting` lacks the tensors that do not fit; `skipped`
         # names these to the user.

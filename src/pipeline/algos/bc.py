@@ -41,7 +41,7 @@ def imitation_loss(
     branch_log_probs: Sequence[Tensor],
     discrete: Tensor,
 ) -> Tensor:
-    """Return the squared error of continuous actions plus the mean cross-entropy of branches.
+    """Return the mean squared error of continuous actions plus the branches' mean cross-entropy.
 
     Args:
         mean: [B, A] the policy's mean action in the environment's range, or None without
@@ -52,7 +52,8 @@ def imitation_loss(
     """
     losses = []
     if mean is not None:
-        # The mean is over components, too, so that the loss does not grow with their number.
+        # The mean is over rows and components, so that the loss does not grow with the number of
+        # components.
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
         # Each tensor [B, 1] has the log probabilities of the recorded choices of one branch.
@@ -103,7 +104,8 @@ class BehavioralCloning:
         """Steps to imitate, with observations that are not normalised."""
         # A unit is a row, or with memory a sequence.
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
-        # If there are fewer rows than `batch_size`, all rows together are one minibatch.
+        # Number of units in a minibatch with about `batch_size` rows, or with all rows if there are
+        # fewer rows.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
@@ -113,7 +115,7 @@ class BehavioralCloning:
         """
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
-        # `samples_per_update` counts rows, but with memory a unit is a whole sequence.
+        # `samples_per_update` counts rows, and 0 means all; with memory a unit is a whole sequence.
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self._n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
@@ -226,7 +228,7 @@ class BehavioralCloning:
     def measure(self) -> float:
         """Return the imitation loss of all rows without learning, in chunks to limit memory use."""
         rows, n = self._normalized(self.rows), len(self.rows)
-        # Sequences are not cut into chunks: `Rows.split` would lose their memories.
+        # Sequences are evaluated at once, because `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
         # Losses are weighted by their numbers of rows, because the last chunk may be shorter.
@@ -285,5 +287,5 @@ def _select_rows(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = N
 
 def _lengths(rows: ExpertRows) -> AnyArray:
     if rows.lengths is None:
-        raise ValueError("these demonstration rows have no episode lengths")
+        raise ValueError("demonstrations have no episode lengths, which a policy with memory needs")
     return rows.lengths

@@ -25,9 +25,9 @@ from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseLayers, linear
 from pipeline.settings.trainer.schema import CuriositySettings, NetworkSettings
 
-# These are ML-Agents' sizes and weights; published values of `strength` are tuned to the rewards
-# that they give. FORWARD_WEIGHT and INVERSE_WEIGHT are beta = 0.2 and 1 - beta of arXiv 1705.05363,
-# equation 7.
+# These are ML-Agents' size and weights; published values of `strength` are tuned to the rewards
+# that result from them. FORWARD_WEIGHT and INVERSE_WEIGHT are beta = 0.2 and 1 - beta of arXiv
+# 1705.05363, equation 7.
 MODEL_UNITS = 256
 FORWARD_WEIGHT = 0.2
 INVERSE_WEIGHT = 0.8
@@ -56,9 +56,10 @@ class CuriosityNetwork(nn.Module):
         return now, later
 
     def forward_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """Return half the squared error [B] of the next features predicted from `now` (equation 6).
+        """Return half the squared error [B] of the predicted next features (equation 6).
 
-        `now` and `later` are the results of `features`.
+        The forward model predicts `later` from `now` and the actions; `now` and `later` are the
+        results of `features`.
         """
         action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
         hidden = self.forward_model(torch.cat((now, action), dim=1))
@@ -114,7 +115,10 @@ class Curiosity(RewardSignal):
 
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
-        """Return the forward model's errors [B]; 0 before its first gradient step."""
+        """Return the forward model's errors [B], limited to `most`.
+
+        They are 0 before the first gradient step.
+        """
         # Before the first gradient step, the networks are random, and their error does not depend
         # on how new an observation is.
         if not self.has_learned:

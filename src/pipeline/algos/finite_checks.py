@@ -30,8 +30,8 @@ def refuse_non_finite_decision(
     Raises:
         UnityPolicyException: A number is not finite.
     """
-    # The sum of squares is the cheapest test. If it is not finite, a number is not finite or a
-    # square was too large, so the code below tests each number.
+    # The sum of squares is the cheapest test. If it is not finite, a number is not finite or the
+    # sum has overflowed, so the code below tests each number.
     squares = 0.0
     for array in (*obs, continuous, log_prob):
         squares += float(np.vdot(array, array))

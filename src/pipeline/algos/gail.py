@@ -27,7 +27,8 @@ from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import linear, xavier
 from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
-# This number keeps logarithms finite where the discriminator's probability is 0 or 1.
+# This number keeps logarithms finite where the discriminator's probability is 0 or 1, and the
+# derivative of the root finite where the gradient's norm is 0.
 EPSILON = 1e-7
 # These are ML-Agents' values. GRADIENT_WEIGHT is lambda of arXiv 1704.00028.
 ESTIMATE_GAIN = 0.2
@@ -172,7 +173,8 @@ class GAIL(RewardSignal):
         if self.use_vail:
             noise = torch.empty_like(features).normal_(generator=self.generator)
         by_policy, by_expert = torch.split(self.network.estimates(features, noise), n)
-        # This is equation 17 of arXiv 1606.03476 with D and 1 - D exchanged and its sign changed.
+        # This is equation 17 of arXiv 1606.03476 with D and 1 - D exchanged, and with the opposite
+        # sign.
         loss = -(torch.log(by_expert + EPSILON) + torch.log(1.0 - by_policy + EPSILON)).mean()
         stats = {
             "Losses/GAIL Loss": loss.detach(),
@@ -180,7 +182,8 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            # The factor 2 gives the sum of the means over the policy's and the expert's steps.
+            # `mean` is over the steps of the policy and of the expert together. The factor 2 makes
+            # it the mean over the policy's steps plus the mean over the expert's steps.
             kl = 2.0 * self.network.divergence(features).mean()
             loss = loss + self.beta * (kl - KL_TARGET)
             # This is the dual gradient step of arXiv 1810.00821: beta grows while the code carries
@@ -206,7 +209,8 @@ class GAIL(RewardSignal):
             for policy_input, expert_input in pairs
         ]
         estimates = self.network.estimates(self.network.features(mixed))
-        # The sum's gradient has each row's gradient, because an estimate depends only on its row.
+        # The gradient of the sum consists of the gradients of the rows, because an estimate depends
+        # only on its own row.
         # With `create_graph`, the penalty can be differentiated with respect to the weights.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
@@ -219,11 +223,11 @@ class GAIL(RewardSignal):
         return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Draw the inputs of `n` expert steps, with probabilities proportional to their weights."""
+        """Draw the inputs of `n` expert steps, with probabilities in proportion to `weights`."""
         if self.weights is None:
             device = self.generator.device
-            # Rows are drawn with replacement, because a rollout may be longer than all
-            # demonstrations.
+            # Rows are drawn with replacement, because a minibatch may have more rows than all
+            # demonstrations together.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

@@ -22,7 +22,7 @@ from pipeline.nets.group_critic import GroupLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBatch:
-    """The groups of a rollout at M moments, and the moment of each of its R rows of experience.
+    """The groups of a rollout at M moments, and the moment of each of the rollout's R rows.
 
     A moment is the state of one group at one time: the observations and actions of its members.
     All moments together have E members; N is the size of the largest group.
@@ -39,7 +39,8 @@ class GroupBatch:
     present: BoolArray
     """[M, N] whether the moment's group has an n-th member."""
     over: BoolArray
-    """[M, N] whether a member's task has ended; values after the moment leave this member out."""
+    """[M, N] whether the n-th member's task has ended; bootstrap values may leave this member out.
+    """
     moment: AnyArray
     """int64 [R] index of each row's moment."""
     column: AnyArray
@@ -77,7 +78,8 @@ class GroupBatch:
             actions=flat_actions(continuous, discrete, branches),
             index=members.index,
             present=members.present,
-            # An empty place has some other member's number in `index`, which must not count.
+            # Where no member is present, `index` has the index of some other member, whose `over`
+            # must not be taken.
             over=entities["over"][members.index] & members.present,
             moment=moment_of[:n_rows],
             column=is_self.argmax(1),
@@ -104,7 +106,7 @@ class GroupBatch:
             size: rows of a minibatch, in all processes together.
             group: the processes.
         """
-        # Rows are sorted by moment, so that a minibatch is a few contiguous runs of rows.
+        # `by_moment` has the rows sorted by moment, so that the rows of each moment are contiguous.
         by_moment = np.argsort(self.moment, kind="stable")
         counts = np.bincount(self.moment)
         starts = np.cumsum(counts) - counts
@@ -180,8 +182,8 @@ class CriticInput:
         """Return the argument `lengths` of `FlatAdam.descend` for a minibatch with this input.
 
         The result is an empty map if all minibatches have the same shapes, and None if their shapes
-        rarely recur. If members are absent, the numbers of rows and moments differ between nearly
-        all minibatches of about `n_rows` rows.
+        rarely recur. If members are absent, the result has a `Length` for each input, because the
+        numbers of rows and moments differ between nearly all minibatches of about `n_rows` rows.
 
         Args:
             name: name of this input among the inputs of the loss.
@@ -196,7 +198,7 @@ class CriticInput:
             return {} if is_full else None
         # These are the usual lengths if all groups are full: n_rows / N groups, rounded up.
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
-        # There is one set for the value of each group, and one for the baseline of each row.
+        # One set of members is for the value of each group, and one for the baseline of each row.
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
         by_name = {"moment": rows, "present": groups, "wanted": sets, "count": sets}

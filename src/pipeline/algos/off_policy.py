@@ -181,7 +181,7 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        # The last choice needs no bound, because it has the remaining probability.
+        # `ends` has no bound for the largest count, which has all the remaining probability.
         ends = (chances / chances.sum()).cumsum()[:-1]
         # A uniform random number, mapped by the inverse of the cumulative distribution, is a draw
         # from the distribution.
@@ -203,7 +203,8 @@ class OffPolicy(Algorithm):
         """Store a rollout in the replay, and make the gradient steps that are due, in parts."""
         h = self.hyperparameters
         if self.reward_scale is not None:
-            # The scale is updated before learning, so that it includes the rows that it divides.
+            # The scale is updated before learning, so that it takes account of the new rewards
+            # before it divides them.
             self.reward_scale.observe(rollout, self._rewards_of(rollout))
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
@@ -246,7 +247,10 @@ class OffPolicy(Algorithm):
         if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
         if isinstance(steps_per_update, str):
-            raise SettingsError("steps_per_update: auto has not become a number yet")
+            raise SettingsError(
+                "steps_per_update: auto becomes a number only in a run that measures its speed; "
+                "give a number"
+            )
         # This is the smallest n with (step - init) / n <= steps_per_update, minus `n_done`.
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
@@ -263,7 +267,7 @@ class OffPolicy(Algorithm):
         return mean_losses(losses)
 
     def minibatches(self, n: int) -> Iterator[Rows]:
-        """Return `n` random minibatches of the replay; a subclass may return others."""
+        """Return `n` random minibatches of the replay; a subclass may choose other rows."""
         return self.sampler.minibatches(n)
 
     @abstractmethod
@@ -272,9 +276,9 @@ class OffPolicy(Algorithm):
 
     @abstractmethod
     def statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Return statistics by tag from `means`, the means of what `learn_minibatch` returned.
+        """Return the statistics of an update, by TensorBoard tag.
 
-        The means are over the gradient steps of an update.
+        `means` are the results of `learn_minibatch`, averaged over the update's gradient steps.
         """
 
     def _means(self, learned: Tensor) -> Tensor:
@@ -304,9 +308,9 @@ class OffPolicy(Algorithm):
     def _scaled(self, rewards: Tensor) -> Tensor:
         """Return the rewards [R, S] that the critics learn, from rewards times strength.
 
-        With `reward_normalization` each signal is divided by the spread of its own returns, and
-        multiplied by S times its share of strength, because the policy loss takes the mean over the
-        S signals.
+        With `reward_normalization` the rewards of each signal are divided by the spread of the
+        signal's own returns, and multiplied by S times the signal's share of all strengths, because
+        the policy loss takes the mean over the S signals.
         """
         if self.reward_scale is None:
             return rewards
@@ -361,7 +365,7 @@ class OffPolicy(Algorithm):
         return self.log_alpha.detach()[0].exp() * sampled.log_prob[:, 0]
 
     def _targets(self, allowed: Tensor | None) -> Tensor:
-        """Return the target entropy of each action component [C]: continuous actions, each branch.
+        """Return target entropies [C]: of all continuous actions together, and of each branch.
 
         A branch's target is the mean over rows of 0.2 ln(n), with n allowed choices in the row.
 
@@ -421,7 +425,7 @@ def _gaussian_entropy(sigma: float | None) -> float:
 
 
 def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
-    """Return target entropies [C], of all continuous actions and of each branch without masks."""
+    """Return target entropies [C] as `_targets` does, if every choice is allowed."""
     targets = [per_component * actions.continuous_size] if actions.continuous_size else []
     targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
     return torch.tensor(targets)

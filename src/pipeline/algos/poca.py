@@ -5,8 +5,8 @@ Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: th
 group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
 from what its mates observe *and do* but not from the agent's own action. The advantage is the
 return minus the baseline. Members may join and leave: the critic's input has only present members,
-without absorbing states for others, and the return of an agent that ends early is bootstrapped with
-the value of the mates that go on, so that the agent is credited with their later rewards.
+without absorbing states for others. The return of an agent that ends early is bootstrapped with the
+value of the mates that go on, so that the agent is credited with their later rewards.
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.
@@ -44,8 +44,8 @@ BASELINE_WEIGHT = 0.5
 _CHUNK = 2048
 """Largest number of moments that the critic evaluates at once, to limit memory for images."""
 _PLACES = 4096
-"""Largest number of members, summed over sets, that the critic evaluates at once, so that its
-tensors fit into a cache."""
+"""Largest number of places for members, summed over the sets of members that the critic evaluates
+at once, so that the critic's tensors fit into a cache."""
 
 
 class POCA(PPO):
@@ -72,7 +72,7 @@ class POCA(PPO):
     def fields(self) -> dict[str, Field]:
         """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
-        # By these numbers `GroupBatch` finds the row's agent and the other members of its group.
+        # By these numbers `GroupBatch` finds the row's agent and the members of the agent's group.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
         return fields
@@ -81,7 +81,8 @@ class POCA(PPO):
     def member_fields(self) -> dict[str, Field]:
         """Fields that are stored for each group member because the critic reads them."""
         rows = rollout_fields(self.spec)
-        # The critic reads what other members observe and do, not how probable an action was.
+        # The critic reads what other members observe and do, but neither how probable an action
+        # was nor which choices were allowed.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
@@ -108,7 +109,8 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
-        # Several rows may have the same moment; after `unique`, its members are encoded only once.
+        # Several rows may have the same moment; after `unique`, the members of a moment are encoded
+        # only once.
         moments = np.unique(groups.moment[index])
         # A compiled program needs groups of one size, so small groups are padded with absent
         # members.
@@ -153,7 +155,7 @@ class POCA(PPO):
         """Return group values and baselines, both [B, S], for the B rows of P moments."""
         moment = critic_input.moment
         if moment is None:
-            raise ValueError("baselines need the rows of their agents")
+            raise ValueError("the critic's input has no rows, which baselines need")
         estimates = self.critic(
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
@@ -229,7 +231,8 @@ class POCA(PPO):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
-    # A group of N members has 1 + N sets of N places, so memory grows with the square of N.
+    # A group of N members has 1 + N sets of N places, so memory grows with the square of N:
+    # `_PLACES` limits the places of a chunk, and `_CHUNK` its moments.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]
@@ -240,6 +243,6 @@ def _warn_of_other_signals(signals: RewardSignals) -> None:
         if name != "extrinsic":
             _log.warning(
                 "Reward signal %s is not supported with the POCA trainer; results may be "
-                "unexpected: it rewards each agent for itself, not for its group.",
+                "unexpected: the signal rewards single agents, not their group.",
                 name.capitalize(),
             )

@@ -52,7 +52,7 @@ LARGEST_WEIGHT = 2.0
 STORED = ("continuous", "discrete", "log_prob", "allowed")
 """Fields of a rollout that the losses read; `allowed` exists only with discrete branches."""
 CHUNK = 4096
-"""Rows that a network evaluates at once where no gradient is computed."""
+"""Largest number of rows that a network evaluates at once where no gradient is computed."""
 
 
 def generalized_advantages(
@@ -69,7 +69,7 @@ def generalized_advantages(
 
     delta_t = r_t + gamma V(s_t+1) - V(s_t); A_t = delta_t + gamma lambda A_t+1, where V(s_t+1) of a
     trajectory's last row is its bootstrap value. Source: Schulman et al. 2015, arXiv 1506.02438,
-    equations 11 and 16. One loop goes backwards over all trajectories, the longest first.
+    equations 11 and 16. One loop goes backwards through the rows of all trajectories at once.
 
     Args:
         rewards: [R, S] for each of S reward signals.
@@ -271,7 +271,8 @@ class PPO(Algorithm):
         """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         now = replace(Schedule.at(step, h, self.settings.max_steps), **self.set_values)
-        # With `desired_kl` the rate of the last gradient step is kept; see `_adapt_rate`.
+        # With `desired_kl` the rate of the last gradient step is kept (see `_adapt_rate`), unless
+        # `set_values` has a rate.
         if h.desired_kl is None or "learning_rate" in self.set_values:
             self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
@@ -284,8 +285,8 @@ class PPO(Algorithm):
         for batch in self._passes(rollout, rows, now.epsilon):
             yield n_left - len(steps)
             steps.append(self.learn_minibatch(batch, fixed=fixed))
-            # The KL divergence of the first step is 0, because the policy has not changed yet; it
-            # would raise the learning rate.
+            # The KL divergence of the first step is left out: it is 0, because the policy has not
+            # changed yet, and a divergence of 0 would raise the learning rate.
             if len(steps) > 1:
                 self._adapt_rate(steps[-1][-1])
             if self.intrinsic is not None and batch.steps is not None:
@@ -313,7 +314,7 @@ class PPO(Algorithm):
             yield from self.minibatches(latest)
 
     def _adapt_rate(self, log_ratio: Tensor) -> None:
-        """With `desired_kl`, set the next learning rate by the KL of the log ratios [B, C]."""
+        """With `desired_kl`, adapt the learning rate to the KL divergence of log ratios [B, C]."""
         desired_kl = self.hyperparameters.desired_kl
         if desired_kl is None or "learning_rate" in self.set_values:
             return
@@ -338,7 +339,7 @@ class PPO(Algorithm):
         return rows.minibatches(self.minibatch_stream, size, self.processes)
 
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
-        """Return the means of the losses' absolute values by tag, because ML-Agents charts these.
+        """Return, by tag, the mean absolute value of each loss, which ML-Agents also charts.
 
         Args:
             losses: [P, L] the L losses of each of P gradient steps.
@@ -439,8 +440,8 @@ class PPO(Algorithm):
         """Return a rollout's rows with the critic's estimates, `returns` [R, S] and `advantage`.
 
         Estimates stay NumPy arrays until advantages are computed: torch adds numbers in another
-        order than NumPy, which would change stored results. Tensors on the CPU share memory with
-        the arrays. `advantage` is [R, 1], or [R, C] where agents act during updates.
+        order than NumPy, so its results would differ from the results of earlier versions. Tensors
+        on the CPU share memory with the arrays. `advantage` is [R, 1], or [R, C] with `threaded`.
         """
         obs = self.policy.normalizers(tensors(rollout.obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
@@ -522,7 +523,8 @@ class PPO(Algorithm):
         advantages = self.advantages(
             rollout, self._rewards, estimates["value"], bootstrap * self._unit
         )
-        # The lambda-return is the generalised advantage estimate plus the value that it subtracts.
+        # The lambda-return is the generalised advantage estimate plus the value, which the estimate
+        # subtracts.
         returns = advantages + estimates["value"]
         if self.return_scale is not None and is_new:
             self.return_scale.add(returns)
@@ -570,7 +572,7 @@ class PPO(Algorithm):
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
-        # A critic with its own body ignores `hidden`, so `obs[0]` only fills the place.
+        # A critic with its own body ignores the argument `hidden`, so `obs[0]` is as good as any.
         hidden = self.policy.actor(obs, actors) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value
@@ -578,7 +580,10 @@ class PPO(Algorithm):
     def _sequence_states(
         self, sequences: SequenceState | None
     ) -> tuple[SequenceState | None, SequenceState | None]:
-        """Return the sequences with the actor's memories, and with the critic's memories."""
+        """Return the sequences with the actor's memories, and with the critic's memories.
+
+        Without sequences both are None.
+        """
         return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
 
     def state_dict(self) -> dict[str, Any]:

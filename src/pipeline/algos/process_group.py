@@ -1,4 +1,4 @@
-"""The processes that learn together, one or several, as an algorithm uses them.
+"""The interface of an algorithm to the processes that learn together, one or several.
 
 Each process (a *rank*) has its own environments and a share of every minibatch. Gradients are
 averaged before each step, and statistics of a whole rollout are taken over the rollouts of all
@@ -63,8 +63,8 @@ class ProcessGroup:
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
         """Iterate once per minibatch; `sizes` are the numbers of this process's rows in them.
 
-        When the gradients of an iteration are averaged over processes, each process counts by its
-        rows.
+        When the gradients of an iteration are averaged over processes, the weight of a process is
+        its number of rows.
         """
         return repeat(None, len(sizes))
 
@@ -88,7 +88,7 @@ class ProcessGroup:
     def average_(self, means: Tensor, n_rows: int) -> None:
         """Replace means over the `n_rows` of this process by means over the rows of all processes.
 
-        All processes get the same bits.
+        The results of all processes are equal, bit for bit.
         """
 
     def average_gradients_(self, values: Tensor) -> None:
@@ -103,7 +103,9 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def launched() -> tuple[int, int]:
-    """Return the rank and number of processes that `torchrun` or a similar launcher has set.
+    """Return the rank and the number of processes that a launcher such as `torchrun` has set.
+
+    Without a launcher they are 0 and 1.
 
     Raises:
         SettingsError: RANK or WORLD_SIZE is not a whole number.
@@ -117,5 +119,8 @@ def launched() -> tuple[int, int]:
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except ValueError as error:
-        raise SettingsError(f"RANK and WORLD_SIZE must be whole numbers ({error})") from error
+        raise SettingsError(
+            f"RANK and WORLD_SIZE must be whole numbers ({error}); start the processes with "
+            "torchrun, or remove the variables"
+        ) from error
     return rank, size

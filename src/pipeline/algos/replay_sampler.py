@@ -16,7 +16,8 @@ from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState
 
-# Number of rows that are read at once, because a read takes about as long for few rows as for many.
+# Minibatches with about this many rows together are read at once, because a read takes about as
+# long for few rows as for many.
 CHUNK = 1024
 
 
@@ -27,7 +28,7 @@ class ReplaySampler:
 
     Args:
         scaled: function that maps the signals' rewards times strength [R, S] to the rewards that
-            critics learn; None if they are the same.
+            critics learn; None if critics learn the signals' rewards unchanged.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class ReplaySampler:
         """Draw `n` minibatches, with normalised observations.
 
         A minibatch has the stored columns, and `rewards` [B, S]: each signal's rewards times its
-        strength. Several minibatches are read at once; with memory only one, because their sizes
-        differ.
+        strength. Several minibatches are read at once; with memory only one, because minibatches
+        of sequences differ in size.
         """
         size = self.batch_size
         most = 1 if self.replay.remembers else max(CHUNK // size, 1)

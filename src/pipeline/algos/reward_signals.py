@@ -136,12 +136,16 @@ class RewardSignals:
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Update all normalisers with observations [B, *shape] of new rows, each row once."""
+        """Let all signals observe the observations [B, *shape] of new rows, each row once."""
         for signal in self.by_name.values():
             signal.observe(obs)
 
     def rewards(self, rows: Rows) -> Tensor:
-        """Return rewards [B, S]: each signal's rewards times its strength."""
+        """Return rewards [B, S]: each signal's rewards times its strength.
+
+        Raises:
+            SettingsError: A signal's rewards do not have the shape [B].
+        """
         columns = [signal.rewards(rows) for signal in self.by_name.values()]
         for name, column in zip(self.by_name, columns, strict=True):
             if column.shape != rows.reward.shape:
@@ -170,7 +174,7 @@ class RewardSignals:
 
 def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return the mean of each loss over several results of `RewardSignals.update`, by tag."""
-    if not losses or not losses[0]:  # a signal may have no statistics
+    if not losses or not losses[0]:  # not all kinds of signals have losses
         return {}
     # All means are in one tensor, so that one transfer from the device is enough.
     tags = list(losses[0])
@@ -188,7 +192,11 @@ def make(
     seed: int,
     device: torch.device,
 ) -> RewardSignal:
-    """Return the signal called `name`, made from its section of `settings`."""
+    """Return the signal called `name`, made from its section of `settings`.
+
+    Raises:
+        SettingsError: The signal cannot be made with these settings.
+    """
     signal_settings: Any = settings.reward_signals[name]
     kind = signal_of(name, signal_settings)
     if kind is Extrinsic:
@@ -217,7 +225,7 @@ def make(
 
 
 def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
-    """Return the class of the signal with these settings; its module is imported only now.
+    """Return the class of the signal with these settings; this imports the class's module.
 
     Raises:
         SettingsError: The signal does not exist, or its class cannot be imported.
@@ -233,8 +241,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"reward_signals.{name}: names the class {settings.made_by!r}, which cannot be "
-            f"imported ({error})"
+            f"reward_signals.{name}: the class {settings.made_by!r} cannot be imported ({error})"
         ) from error
     return signal_class
 

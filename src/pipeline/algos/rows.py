@@ -17,8 +17,8 @@ from pipeline.data.columns import cut, followed, rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState
 
-# Approximate number of rows that `values_in_sequence` evaluates at once; it is small, because their
-# observations are copied.
+# Approximate number of rows that `values_in_sequence` evaluates at once; it is small, because the
+# observations of these rows are copied.
 _CHUNK = 1024
 
 
@@ -176,7 +176,7 @@ def _sequences(
 
     Returns:
         Row indices of all minibatches, the number of rows of each minibatch [P], and the sequences
-        of each minibatch.
+        of each minibatch (None without sequences).
     """
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
@@ -278,7 +278,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
-        # In `followed`, observations after trajectories have higher numbers than all rows.
+        # `followed` gives the observations after trajectories higher indices than all rows.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

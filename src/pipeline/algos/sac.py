@@ -174,9 +174,10 @@ class SAC(OffPolicy):
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Return the rows' sequences with three kinds of memories; None for each without memory.
+        """Return the sequences of the rows for the actor, the state value and the target.
 
-        The memories are the actor's, the state value's, and the state value's memory one row later.
+        The three results differ in the memories: those of the actor, of the state value, and of
+        the state value one row later. Without memory all three are None.
         """
         if batch.sequences is None:
             return None, None, None

@@ -37,8 +37,8 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
 def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
     """Return the learning rate after a step that changed the policy by a KL divergence `kl`.
 
-    The rate is lowered if `kl` is above 2 times `desired_kl`, and raised if it is below half of it
-    (RSL-RL, Schwarke et al. 2025, arXiv 2509.10771).
+    The rate is lowered if `kl` is above `2 * desired_kl`, and raised if `kl` is below
+    `desired_kl / 2` (RSL-RL, Schwarke et al. 2025, arXiv 2509.10771).
     """
     if kl > 2.0 * desired_kl:
         return max(rate / RATE_FACTOR, RATES[0])

@@ -126,9 +126,10 @@ def shifted_distribution(
 def soft_target(
     values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
 ) -> Tensor:
-    """Return targets r + discount (min Q - cost) [B]; see `shifted_distribution` for arguments.
+    """Return targets r + discount (min Q - cost) [B].
 
-    `values` [2, B, K] are the values Q of both critics.
+    `values` [2, B, K] are the values Q of both critics; for the other arguments see
+    `least_distribution` and `shifted_distribution`.
     """
     # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
     expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
@@ -169,8 +170,8 @@ def squared_errors(values: Tensor, target: Tensor) -> Tensor:
     """Return errors (y - Q)^2 / 2 [2] of the critics, means over rows and branches.
 
     Args:
-        values: [2, B, b] of the taken choices.
-        target: [B] returns, without gradient.
+        values: [2, B, b] values Q of the taken choices.
+        target: [B] target returns y, without gradient.
     """
     return 0.5 * (target.unsqueeze(1) - values).square().mean((1, 2))
 
@@ -327,7 +328,7 @@ class XQC(OffPolicy):
         return fields
 
     def learn_minibatch(self, batch: Rows) -> Tensor:
-        """Make a gradient step of the critics, and at every `policy_delay`-th call of the actor."""
+        """Make a gradient step of the critics and, every `policy_delay` calls, one of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
             self.critic_losses, self._with_noise(batch), max_norm=max_norm
@@ -416,7 +417,10 @@ class XQC(OffPolicy):
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
     def _scaled(self, rewards: Tensor) -> Tensor:
-        """Return the sum over signals [R, 1] of rewards times strength: signals share a critic."""
+        """Return the rewards [R, 1] as a sum over signals, because all signals share the critics.
+
+        With `reward_normalization` the signals' rewards are scaled before the sum.
+        """
         if self.reward_scale is None:
             return rewards.sum(1, keepdim=True)
         return (rewards @ self._reward_factors(self.reward_scale)).unsqueeze(1)

@@ -31,7 +31,7 @@ SCORES = (
 LEARNING = (
     "Learning curves. Mean return of the episodes that ended in each summary period, over "
     "environment steps: the interquartile mean over seeds with its 95 % interval as a band, or "
-    "each seed by itself if there are too few seeds. Actions in training are sampled"
+    "the curve of each seed if there are too few seeds. Actions in training are sampled"
 )
 IMPROVEMENTS = (
     "Probability that a run of the first experiment has a higher score than a run of the second; "
@@ -81,7 +81,7 @@ class Row:
     value: float
     interval: tuple[float, float] | None
     wider: tuple[float, float] | None = None
-    """Tolerance interval, drawn as a thin line; None without it."""
+    """Tolerance interval, drawn as a thin line; None if it is unknown."""
     dots: tuple[tuple[float, str], ...] = ()
     """(value, text) of each value from which the estimate was computed."""
 

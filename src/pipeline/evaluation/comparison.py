@@ -140,7 +140,7 @@ class ExperimentScore:
 
     @property
     def tolerance(self) -> tuple[float, float] | None:
-        """Interval that has a new seed's score with 90 % probability; None with too few seeds."""
+        """Interval that contains a new seed's score in 90 % of cases; None with too few seeds."""
         return statistics.tolerance_interval(np.array(self.scores))
 
 
@@ -250,7 +250,7 @@ def _task(
     )
     groups: dict[str, list[Outcome]] = {}
     for name, runs in experiments.items():
-        # Runs without a curve cannot be compared with runs without an evaluation.
+        # If scores are final returns of training, runs without a curve have no score.
         if comparable := [outcome for outcome in runs if evaluated or outcome.curve is not None]:
             groups[name] = sorted(comparable, key=lambda outcome: outcome.seed)
     curves = {name: _curves_of(runs) for name, runs in groups.items()}
@@ -287,7 +287,7 @@ def _standing(
     *,
     evaluated: bool,
 ) -> ExperimentScore:
-    """Return the scores of an experiment: mean returns if `evaluated`, else ends of its curves."""
+    """Return an experiment's scores: returns of evaluations if `evaluated`, else final returns."""
     curves = _curves_of(outcomes)
     ends = (
         [outcome.evaluated for outcome in outcomes]
@@ -327,7 +327,8 @@ def _improvement(
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
-    # If the scores do not overlap, every bootstrap sample gives the same probability.
+    # An interval needs enough seeds, and scores that overlap: if they do not overlap, every
+    # bootstrap sample gives the same probability.
     enough = min(len(x), len(y)) >= statistics.ENOUGH_SEEDS and 0.0 < forward < 1.0
     return Improvement(
         better=better.experiment,

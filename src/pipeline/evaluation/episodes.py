@@ -94,7 +94,7 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, wanted at least 1")
     for name, policy in policies.items():
-        # Each behavior has a random stream, so that its draws do not depend on other behaviors.
+        # Each policy has its own random stream, so that its draws do not depend on other policies.
         policy.reset(seeding.derive(seed, "evaluation", name))
     env.reset()
     policies = _by_shown_name(env, policies)

@@ -108,7 +108,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
 
     This is the p-value of the exact two-sided Mann-Whitney test: the share of all divisions of the
     scores into n and m in which the rank sum of the n scores is at least as far from its
-    expectation.
+    expectation as the observed rank sum of x.
     """
     pooled = np.concatenate([x, y])
     # Midranks of equal scores may be fractions. The ranks are doubled, because indices must be
@@ -118,7 +118,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]
     ways[0, 0] = 1.0
     for rank in ranks:
-        # Choosing this score adds one to the number of scores, and its rank to the sum.
+        # Choosing this score adds one to the number of chosen scores, and its rank to their sum.
         ways[1:, rank:] += ways[:-1, :-rank]
     # Distances are multiplied by the number of scores, so that they are whole numbers.
     away = np.abs(len(pooled) * np.arange(total + 1) - n * total)

@@ -92,7 +92,9 @@ def conclusion(task: Task) -> str:
                 f"good would be apart as clearly in {cases} of cases{end}"
             )
     if task.has_unequal_budgets:
-        sentences.append("Their trained steps differ, so this is no comparison of equal budgets.")
+        sentences.append(
+            "The experiments' trained steps differ, so this is no comparison of equal budgets."
+        )
     return " ".join(sentences)
 
 
@@ -202,7 +204,8 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    # Programs would take a column with the text "None" for text, so the cell is empty.
+    # The cell of an unknown value is empty: with the text "None", programs would take the whole
+    # column for text.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 
@@ -233,7 +236,7 @@ def spread(improvement: Improvement) -> str:
 
 
 def _probability(improvement: Improvement) -> str:
-    """Return a probability as text; with few seeds, the number of pairs that `better` wins."""
+    """Return a probability as text; with few seeds, the number of seed pairs that `better` wins."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
     # With few seeds there are few pairs; a count shows this, and a probability would hide it.

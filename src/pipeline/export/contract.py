@@ -46,7 +46,7 @@ _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
 # This repeats `OPSET` of `nets`, which modules that only run a model do not import.
 _PUBLISHED_OPSET = 9
-# From IR version 4 on, weights need not be listed as inputs, too.
+# From IR version 4 on, weights do not also have to be listed as inputs.
 _PUBLISHED_IR = range(4, 7)
 _BATCH_AXIS = "batch"
 _OPERATORS = """
@@ -129,7 +129,7 @@ def check_model(
         ExportError: The file cannot be read as ONNX.
     """
     model = _Model(load(source), deterministic)
-    # Unity's loader stops at the first of these findings, and reports nothing after it.
+    # Unity's loader stops at the first finding of rules 2 to 8, and reports nothing after it.
     stop = _stopping_finding(model)
     if stop is not None:
         return [stop]
@@ -151,7 +151,7 @@ def check_model(
 
 
 def _stopping_finding(model: _Model) -> Finding | None:
-    """Return the first finding of rules 2 to 8; after such a finding the check ends."""
+    """Return the first finding of rules 2 to 8, which ends the check; None without a finding."""
     for rule, name in (("2", "version_number"), ("3", "memory_size")):
         if name not in model.constants:
             return _warning(rule, f"required constant {name} is missing")
@@ -247,7 +247,10 @@ def _input(
     missing: str,
     other: str = "",
 ) -> Iterator[Finding]:
-    """Yield a finding of rule `missing` for a missing input, of rule `other` for a wrong shape."""
+    """Yield a finding of rule `missing` for a missing input, of rule `other` for a wrong shape.
+
+    Without `other`, both are findings of rule `missing`.
+    """
     if name not in model.inputs:
         yield _warning(missing, f"there is no input {name} for {sensor}")
     # The shape is compared without the batch axis.
@@ -320,7 +323,8 @@ def publishing_findings(
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         memory = outputs(model).get("recurrent_out")
-        # `model_findings` accepts any batch axis here, because earlier packages declare any.
+        # `model_findings` accepts any batch axis of the memory, because models of earlier packages
+        # may have any.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
             text = f"recurrent_out has shape {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))
@@ -328,7 +332,7 @@ def publishing_findings(
 
 
 def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Check opset, IR version, ONNX's own checker, and sizes of all tensors."""
+    """Check the opset, the IR version and the sizes of all tensors, and run ONNX's own checker."""
     from onnx import checker, shape_inference
 
     opsets = [(entry.domain, entry.version) for entry in model.opset_import]
@@ -426,7 +430,8 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
-        # An operator of another domain is refused: its known name may mean something else.
+        # An operator of another domain is refused even if it has a known name, which may mean
+        # something else in that domain.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )

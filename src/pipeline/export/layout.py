@@ -71,7 +71,8 @@ class ModelDescription:
     continuous_size: int
     """Number of continuous actions."""
     discrete_branches: tuple[int, ...]
-    """Branch sizes; for version 2 only the sum of the sizes, because the file has no more."""
+    """Branch sizes; for version 2 a single number, the sum of the sizes, which is all the file has.
+    """
     opset: int
     """Version of the default operator domain; 0 if it is not imported."""
     ir_version: int
@@ -167,7 +168,8 @@ def _n_unneeded(model: onnx.ModelProto) -> int:
     needed: set[int] = set()
     while waiting:
         index = producers.get(waiting.pop())
-        # Weights and inputs have no producer; a node is visited once, also in a cycle.
+        # Weights and inputs have no producer. Each node is visited only once, because a damaged
+        # file may have a cycle of nodes.
         if index is not None and index not in needed:
             needed.add(index)
             waiting.extend(nodes[index].input)
@@ -272,7 +274,10 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
     constants = {name: array for name, array in values.items() if array is not None and array.size}
     for name, array in constants.items():
         if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
-            raise ExportError(f"the constant {name} of the model has values that are not finite")
+            raise ExportError(
+                f"the constant {name} of the model has values that are not finite numbers; "
+                "export the policy again"
+            )
     return constants
 
 

@@ -39,7 +39,9 @@ class EnvironmentForm:
             options = {"visual": known["visual"], "scale": known["scale"]}
             self._codec: Codec = Codec(self._obs_space, self._action_space, where=where, **options)
         except (ValueError, KeyError, TypeError, PipelineError) as error:
-            raise ExportError(f"{where}: its description of spaces is broken: {error}") from error
+            raise ExportError(
+                f"{where}: its description of spaces is broken: {error}; export the policy again"
+            ) from error
         self._where = where
 
     def rows(
@@ -162,6 +164,8 @@ def network_masks(
     mask: Sequence[AnyArray] | None, n_agents: int, branches: Sequence[int], where: str
 ) -> list[BoolArray] | None:
     """Return masks bool [N, branch size] by branch, True = forbidden, after a check of the sizes.
+
+    If `mask` is None, the result is None.
 
     Raises:
         ExportError: The masks have another form.

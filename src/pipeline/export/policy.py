@@ -32,8 +32,8 @@ class OnnxPolicy:
     Each agent's memory is kept between decisions, and deleted by `end`. Two policies with the same
     file and seed give the same actions for the same steps.
 
-    A model of package 1.x (version 2) returns log-probabilities of discrete actions; the actions
-    are then drawn here, as that package does.
+    A model of package 1.x (version 2) returns log-probabilities of discrete actions, from which
+    this class draws the actions, as that package does.
 
     Attributes:
         description: the model's declarations.
@@ -118,8 +118,8 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
-        # With one kind of action, old files repeat its output as `action`. Some files have only
-        # `action`, or an output with one branch too few.
+        # Old files with one kind of action have an output `action`. It is read, because the output
+        # that is named by the kind may be missing, or may have one branch too few.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:

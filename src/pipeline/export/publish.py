@@ -96,7 +96,7 @@ def record(
         policy: a policy on the CPU.
         obs: [N, *shape] per observation, N at least 1; with memory the rows are successive steps of
             one agent.
-        action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
+        action_masks: [N, sum of branch sizes], 1 = allowed; None allows every choice.
 
     Raises:
         ExportError: The observations or the masks do not fit the policy.
@@ -342,7 +342,7 @@ class _Check:
             error = np.abs(actual - expected)
             # The limit is relative for large numbers, and absolute near 0.
             limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
-            # `error > limit` would be False for NaN.
+            # The comparison is negated, because `error > limit` would be False for NaN.
             for row, column in np.argwhere(~(error <= limit)):
                 values = actual[row, column], expected[row, column]
                 self._fail(name, int(rows[row]), int(column), *values, _FLOATS[name])
@@ -374,7 +374,7 @@ class _Check:
     def _batches(self) -> Iterator[tuple[AnyArray, bool]]:
         """Yield row numbers of large chunks (True), then of small batches (False).
 
-        The small batches only cover some rows.
+        The small batches have only the first rows.
         """
         for start in range(0, self.n_rows, _CHUNK):
             yield np.arange(start, min(start + _CHUNK, self.n_rows)), True
@@ -388,7 +388,7 @@ class _Check:
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Return the number of different choices with equal logits; refuse other differences."""
+        """Return the number of choices that differ because of a tie; refuse other differences."""
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))

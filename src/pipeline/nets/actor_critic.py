@@ -1,4 +1,4 @@
-"""The two networks of on-policy methods: the actor and the critic."""
+"""The actor with its action heads, and the critic that estimates the values of states."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ActionHeads(nn.Module):
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean [B, A] and log sigma [1, A] of continuous actions."""
         if self.mu is None or self.log_sigma is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         return self.mu(hidden), self.log_sigma
 
     def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,7 +203,7 @@ class ActionHeads(nn.Module):
 
     def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:  # noqa: ARG002  # squashed heads need it
         if self.log_sigma is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         log_sigma = self.log_sigma.detach().cpu().numpy()
         # Sigma is a constant of the model, because it does not depend on the observation.
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
@@ -237,9 +237,9 @@ class ActionHeads(nn.Module):
 
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
-    """Add operators to the graph that lower the logits of forbidden choices, with mask m = 0.
+    """Add operators to the graph that lower the logits of forbidden choices.
 
-    The result is logits · m - 1e8 · (1 - m).
+    The result is logits · m - 1e8 · (1 - m), where the mask m is 0 for a forbidden choice.
     """
     # Arithmetic replaces the operator Where, because Unity is only sure to import the operators of
     # ML-Agents' own models.
@@ -291,7 +291,10 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Estimates a value for each reward signal, by its own body or from the actor's output."""
+    """Estimates the state's value for each reward signal.
+
+    The critic has its own body, or reads the actor's output if it shares the actor's body.
+    """
 
     def __init__(
         self,

@@ -21,13 +21,13 @@ from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 # These are ML-Agents' sizes.
 EMBEDDING_SIZE = 128
 N_HEADS = 4
-# A row with a sum of squares below this counts as unused, even if it is an entity of zeros. The
-# threshold is the same as in all models that ML-Agents exported.
+# A row with a sum of squares below this threshold counts as unused, even if it is an entity of
+# zeros. The threshold is the same as in all models that ML-Agents exported.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 # This is ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
 FORBIDDEN = -1e6
-# The count of entities is increased by this, because 0 / 0 would be NaN without entities.
+# The count of entities is increased by this number, because 0 / 0 would be NaN without entities.
 _COUNT_EPSILON = 1e-7
 
 
@@ -48,7 +48,7 @@ class ResidualSelfAttention(nn.Module):
     """Self-attention of embeddings in a residual block, and the mean of the results.
 
     Scores are divided by the root of the embedding size, not of a head's size (arXiv 1706.03762,
-    equation 1), because ML-Agents does so, and models and settings for ML-Agents are tuned to that.
+    equation 1), because ML-Agents does so, and its models and settings are tuned to this scale.
 
     Args:
         size: size of an embedding, a multiple of the number of heads.
@@ -57,7 +57,7 @@ class ResidualSelfAttention(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         if size % N_HEADS:
-            raise ValueError(f"{N_HEADS} heads cannot share embeddings of {size} numbers")
+            raise ValueError(f"{N_HEADS} heads cannot divide an embedding of {size} numbers evenly")
         self.size = size
         self.query = normal_linear(size, size, size)
         self.key = normal_linear(size, size, size)
@@ -204,7 +204,7 @@ class EntityEncoder(nn.Module):
         for layer, entities in zip(self._layers, observations, strict=True):
             padding = is_padding(entities)
             # Unused columns are cut off only on the CPU: on a GPU, reading the number of entities
-            # would wait for the device.
+            # would wait for the device. While a loss is traced, no shape may depend on this number.
             if entities.device.type == "cpu" and not IS_TRACED.get():
                 n = _columns_in_use(padding)
                 entities, padding = entities[:, :n], padding[:, :n]  # noqa: PLW2901  # all later rows are unused
@@ -228,7 +228,10 @@ class EntityEncoder(nn.Module):
         return nn.functional.silu(x)
 
     def to_onnx(self, graph: OnnxGraph, own: Sequence[str], observations: Sequence[str]) -> str:
-        """Add the operators of `forward` to `graph`; `observations` are names of its inputs."""
+        """Add the operators of `forward` to `graph`; return the name of their result.
+
+        `own` and `observations` are names of tensors in the graph.
+        """
         code = None
         if self.own is not None:
             code = graph.swish(graph.linear(self.own, graph.concat(own), "entities.own"))

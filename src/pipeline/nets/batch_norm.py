@@ -126,7 +126,8 @@ class NormalizedLayers(nn.Module):
         """
         means, inverses = [], []
         # Scale and shift of a layer's input are applied to the layer's weights, which are fewer
-        # numbers than the features. The observations then need no derivative, either.
+        # numbers than the features. In addition, no derivative with respect to the observations is
+        # then needed.
         entering: Affine | None = None
         running = None if self.is_before else self._statistics()
         for place, affine in enumerate(self._affine):
@@ -162,7 +163,7 @@ class NormalizedLayers(nn.Module):
         # `running_inverse` are the reciprocals of these deviations.
         r = (running_inverse / inverse).clamp(1.0 / MOST_SCALE, MOST_SCALE)
         d = ((mean - running_mean) * running_inverse).clamp(-MOST_SHIFT, MOST_SHIFT)
-        # `corrects` is a tensor, because a compiled step cannot branch on a number of minibatches.
+        # `corrects` is a tensor, because a compiled step cannot branch on the value of `n_batches`.
         corrects = self.n_batches >= RENORMALIZED_AFTER
         r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
         return r * scale, torch.addcmul(shift, d, scale)
@@ -186,7 +187,7 @@ class NormalizedLayers(nn.Module):
         self.n_batches.add_(1)
 
     def folded(self, heads: Sequence[Dense]) -> list[Dense]:
-        """Return dense layers that compute `forward`, with the running statistics folded in.
+        """Return dense layers that compute `forward` and then `heads`, by the running statistics.
 
         Args:
             heads: dense layers that read the output of these layers.
@@ -240,7 +241,7 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` copies it for acting.
+    """SAC's actor with batch normalisation, for training; `fold_into` sets the acting actor.
 
     In the module's training mode, each call normalises by the minibatch's statistics, and moves the
     running statistics towards them.
@@ -275,7 +276,7 @@ class NormalizedActor(nn.Module):
     def in_training(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return hidden vectors [B, H] that are normalised by the minibatch's statistics.
 
-        The second result are these statistics [2, n], see `NormalizedLayers.in_training`.
+        The second result has these statistics [2, n]; see `NormalizedLayers.in_training`.
         """
         return self.layers.in_training(self.body(obs))
 
@@ -294,7 +295,8 @@ class NormalizedActor(nn.Module):
         """Copy the weights into `actor`, with the running statistics folded into its layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
-            # Encoders of images and entities have no batch normalisation to fold into weights.
+            # Encoders of images and entities have no batch normalisation to fold into weights, so
+            # their tensors are copied.
             own, other = getattr(self.body, name), getattr(body, name)
             if own is not None:
                 tensors = ([*net.parameters(), *net.buffers()] for net in (own, other))
@@ -313,7 +315,7 @@ def _head_layers(heads: SquashedHeads) -> list[nn.Linear]:
 
 
 class NormalizedCritic(nn.Module):
-    """Action values from layers with batch normalisation; with branches, one for each choice.
+    """Action values from layers with batch normalisation; with branches, a value for each choice.
 
     Args:
         spec: specification of the behavior.
@@ -340,14 +342,14 @@ class NormalizedCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
-        """Return the arguments of `values`; features are normalised by the minibatch's statistics.
+        """Return the arguments of `values`, and the statistics by which features are normalised.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             continuous: [B, A] actions in -1..1; A may be 0.
 
         Returns:
-            Hidden vectors [B, H], the dense layer after them, and the statistics of
+            Hidden vectors [B, H], the dense layer after them, and the minibatch's statistics; see
             `NormalizedLayers.in_training`.
         """
         x = torch.cat((self.body(obs), continuous), dim=1)

@@ -218,7 +218,7 @@ class ObservationEncoder(nn.Module):
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
         if self.attention is None:
-            # A single part is not concatenated, which would copy it.
+            # A single part is not concatenated, because `torch.cat` would copy it.
             joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         else:
             joined = self._with_entities(parts, self.attention)

@@ -4,8 +4,9 @@ The value reads the observations of all members; a member's baseline also reads 
 others, its mates. Every member is an entity, embedded from its observation, or from its observation
 and action. The entities attend to each other, and their mean passes dense layers (Cohen et al.
 2021, arXiv 2111.05992). A member is in several sets: in the set of the group's value, and in the
-set of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
-scores between all members are computed once per group, and the sets are picked from them.
+set of every member's baseline. So its observation is encoded, embedded, and projected once.
+Attention scores between all members are computed once per group, and each set uses the scores of
+its own embeddings.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class GroupLayout:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """Return the layout of groups; `present` [M, N] says which members there are.
+        """Return the layout of M groups; `present` [M, N] says whether a group has an n-th member.
 
-        `wanted` are the numbers of the estimates to compute, as in the attribute.
+        `wanted` are the numbers of the estimates to compute; see the attribute `wanted`.
         """
         return GroupLayout(
             size=present.shape[1],
@@ -122,7 +123,7 @@ class PartialGroups:
 class GroupCritic(nn.Module):
     """Values of groups, and baselines of their members, for each reward signal.
 
-    With `memory` in the settings, a member's memory is added to its encoded observation.
+    With `memory` in the settings, a member's memory is appended to its encoded observation.
     """
 
     largest: Tensor
@@ -190,7 +191,7 @@ class GroupCritic(nn.Module):
             acted = nn.functional.silu(dense(acted, self.done.weight, self.done.bias))
             pooled = self._pool(torch.stack((x, acted)), groups)
         else:
-            raise ValueError("baselines need the actions of mates")
+            raise ValueError("baselines are wanted, but `actions` is None")
         values: Tensor = self.heads(
             torch.cat((self.dense(pooled), self._how_many(pooled, groups)), dim=1)
         )
@@ -215,8 +216,8 @@ class GroupCritic(nn.Module):
         embedding_of_place = None
         if groups.wanted is not None:
             embedding_of_place, forbidden = _queries_and_mask(N, x)
-            # The scores were computed once; each set takes its rows of them, which gives [M, heads,
-            # (1 + N) N, 2 N].
+            # The scores were computed once; each set takes the rows of its queries, which gives
+            # [M, heads, (1 + N) N, 2 N]. `forbidden` lowers the scores of keys outside the set.
             scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN
@@ -239,7 +240,10 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return the group size of each estimate [K, 1], scaled to 1 for the largest so far."""
+        """Return 2 n / N - 1 [K, 1], where n is the size of each estimate's group.
+
+        N is the size of the largest group seen.
+        """
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
@@ -249,9 +253,10 @@ class GroupCritic(nn.Module):
 
 
 def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
-    """Return embeddings `x` [kinds, V, H] as [M, kinds N, H]: those of each group, kind after kind.
+    """Return embeddings `x` [kinds, V, H] as [M, kinds N, H].
 
-    The places of absent members are 0.
+    Each of the M groups has the N embeddings of the first kind, then the N embeddings of the second
+    kind. The places of absent members are 0.
     """
     n_kinds, _, H = x.shape
     if groups.partial is None:

@@ -140,7 +140,7 @@ class DenseLayers(nn.Module):
         self.activation = activation
         self._activate = ACTIVATIONS[activation]
         # The list saves look-ups of parameters, which take much of a small layer's time. Its pairs
-        # remain valid, because optimizers move a parameter's data and keep the object.
+        # remain valid, because optimizers move a parameter's data, but keep the parameter object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,10 +167,10 @@ class RunningNormalizer(nn.Module):
     """Scales a vector observation by the mean and variance of all rows seen so far.
 
     As in ML-Agents, the statistics start with one imagined row of mean 0 and squared deviation 1,
-    and results are clipped to five standard deviations. If 0 is so far from the first rows that it
-    would be clipped, the imagined row has the mean of the first rows instead of 0, because a row at
-    0 would hide the differences between the first rows. Buffers are float64, so that small changes
-    count in long runs.
+    and results are clipped to five standard deviations. If 0 is so far from the first rows that 0
+    would be clipped, the imagined row has the mean of the first rows: a row at 0 would hide the
+    differences between the first rows. Buffers are float64, so that small changes count in long
+    runs.
 
     Attributes:
         imagined: [size] mean of the imagined row; it is not saved, because it matters only at the
@@ -208,7 +208,7 @@ class RunningNormalizer(nn.Module):
         # `count` already includes the new rows, so this becomes the mean of all rows.
         self.mean += before.sum(0) / self.count
         # Welford's update multiplies deviations from the new mean by deviations from the old mean.
-        # Rounding never makes it negative, unlike a difference of squares.
+        # Rounding never makes this sum negative, unlike a difference of sums of squares.
         self.squared += ((rows - self.mean) * before).sum(0)
         self._scale = None
 

@@ -34,7 +34,7 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 class OnnxGraph:
-    """Collects nodes and weights; each method returns the name of the tensor that it adds.
+    """Collects nodes and weights; a method that adds one tensor returns the tensor's name.
 
     Attributes:
         input_shapes: shape of each declared input, without the batch axis.
@@ -59,8 +59,8 @@ class OnnxGraph:
         self._outputs.append(_value_info(name, dtype, (BATCH_AXIS, *shape)))
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
-        """Declare constant floats as an output; it is an initializer with the output's name."""
-        # Loaders find such a constant by its name; all loaders find initializers.
+        """Declare constant floats as the output `name`, and add them as an initializer `name`."""
+        # Loaders find such a constant by its name; all loaders look for it among the initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))
@@ -129,7 +129,7 @@ class OnnxGraph:
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
 
     def leaky_relu(self, x: str, slope: float = LEAKY_SLOPE) -> str:
-        """Append LeakyReLU, with torch's default slope."""
+        """Append LeakyReLU; the default of `slope` is torch's."""
         return self.node("LeakyRelu", [x], alpha=slope)
 
     def activation(self, kind: str, x: str) -> str:

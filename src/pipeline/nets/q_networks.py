@@ -19,7 +19,7 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 
 class QNetwork(nn.Module):
-    """Action values Q(s, a) of each reward signal; with discrete branches one for each choice."""
+    """Action values Q(s, a) of each reward signal; with branches, a value for each choice."""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class QNetwork(nn.Module):
 
 
 class TwinQNetworks(nn.Module):
-    """Two action-value networks with different initial weights; SAC uses the smaller value.
+    """Two action-value networks with different initial weights; a target takes the smaller value.
 
     Source: Fujimoto et al. 2018, arXiv 1802.09477, section 4.2.
     """

@@ -41,7 +41,8 @@ class SquashedHeads(ActionHeads):
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__(n_in, spec)
-        # The parent's parameter is not used here, so it is removed and not saved in checkpoints.
+        # These heads do not use the parameter `log_sigma` of `ActionHeads`, so it is removed and
+        # not saved in checkpoints.
         self.log_sigma = None
         size = spec.continuous_size
         self.spread = linear(n_in, size, gain=MU_GAIN) if size else None
@@ -49,7 +50,7 @@ class SquashedHeads(ActionHeads):
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log sigma, both [B, A], before squashing."""
         if self.mu is None or self.spread is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         mu: Tensor = self.mu(hidden)
         return mu, self.spread(hidden).clamp(LOG_SIGMA_MIN, LOG_SIGMA_MAX)
 
@@ -63,7 +64,7 @@ class SquashedHeads(ActionHeads):
 
     def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:
         if self.spread is None:
-            raise ValueError("there are no continuous actions")
+            raise ValueError("the behavior has no continuous actions")
         raw = graph.linear(self.spread, hidden, "log_sigma")
         return graph.node("Exp", [graph.node("Clip", [raw], min=LOG_SIGMA_MIN, max=LOG_SIGMA_MAX)])
 
@@ -75,5 +76,6 @@ class SquashedHeads(ActionHeads):
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
-        # The entropy of the squashed distribution has no closed form, so this is the Gaussian's.
+        # The entropy of the squashed distribution has no closed form, so the entropy of the
+        # Gaussian is returned.
         return action, log_prob, gaussian_entropy(log_sigma)

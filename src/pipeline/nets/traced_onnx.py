@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.errors import ExportError
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# The module is traced with two numbers of rows; a size that differs between both traces depends on
-# the batch size.
+# The module is traced with two numbers of rows; a size that differs between the two traces depends
+# on the batch size.
 _ROWS, _OTHER_ROWS = 3, 2
 
 
@@ -30,7 +30,7 @@ def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> 
     Args:
         graph: the graph.
         module: a module in evaluation mode that maps [B, *shape] to one tensor.
-        x: name of the input in the graph; names of weights begin with it.
+        x: name of the input in the graph; the names of weights begin with this name.
         shape: shape of the input, without the batch axis.
 
     Raises:
@@ -50,7 +50,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.prefix, self.before = graph, prefix, before
         self.shapes: list[tuple[int, ...]] = []
-        # The key is a tensor's `id`; the tensor is kept, so that no other gets the same `id`.
+        # The key is a tensor's `id`; the tensor is kept, so that no later tensor gets the same
+        # `id`.
         self.names: dict[int, tuple[str, Tensor]] = {}
 
     def run(self, module: nn.Module, x: Tensor) -> str:
@@ -90,7 +91,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return result
 
     def name_of(self, value: Any) -> str:
-        """Return the name of `value` in the graph; numbers and unknown tensors become constants."""
+        """Return the name of `value` in the graph; numbers and unknown tensors become constants.
+
+        Raises:
+            ExportError: An unknown tensor's shape depends on the number of rows.
+        """
         if isinstance(value, str):
             return value
         if not isinstance(value, Tensor):
@@ -109,7 +114,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.graph.node(operator, [self.name_of(value) for value in inputs], **attributes)
 
     def sizes(self, shape: Sequence[int]) -> list[int]:
-        """Return a shape with -1 in place of the size that depends on the number of rows."""
+        """Return a shape with -1 in place of the size that depends on the number of rows.
+
+        Raises:
+            ExportError: More than one size depends on the number of rows.
+        """
         self.shapes.append(tuple(shape))
         before = self.shapes[-1] if self.before is None else next(self.before, ())
         sizes = [n if n == other else -1 for n, other in zip(shape, before, strict=False)]
@@ -122,7 +131,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.graph.reshape(self.name_of(x), sizes, f"{self.prefix}.{len(self.shapes)}")
 
     def pieces(self, parts: Sequence[Tensor], x: Tensor, axis: int, start: int = 0) -> list[str]:
-        """Append the successive parts of x along an axis; parts may lack this axis."""
+        """Append the successive parts of x along an axis, and return their names.
+
+        The tensors `parts` may lack this axis; the first part begins at `start`.
+        """
         names, axis = [], axis % x.dim()
         for part in parts:
             stop = start + (part.shape[axis] if part.dim() == x.dim() else 1)

@@ -28,7 +28,7 @@ _PACKAGE = "pipeline.nets."
 
 
 class VisualEncoder(Protocol):
-    """A `torch.nn.Module` for images, with the image's (C, H, W) and output size as arguments."""
+    """A `torch.nn.Module` for images, made from the image's shape (C, H, W) and the output size."""
 
     minimum_side: ClassVar[int]
     """Smallest height and width of an image."""
@@ -223,7 +223,7 @@ class OwnEncoder(nn.Module):
     def _check(self, output: int) -> None:
         """Refuse a network that has a wrong result or cannot be exported."""
         if not isinstance(self.network, nn.Module):
-            raise SettingsError("is not a torch.nn.Module; derive the class from it")
+            raise SettingsError("is not a torch.nn.Module; derive the class from torch.nn.Module")
         rows = torch.linspace(-1.0, 1.0, 3 * math.prod(self.shape)).view(3, *self.shape)
         if rows.is_meta:
             return  # on `meta` only shapes of weights are compared

@@ -57,7 +57,10 @@ class Callback:
         """Called when a behavior appears for the first time, with its settings as plain values."""
 
     def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:
-        """Called after each exchange, with the agent steps and ended episodes of each behavior."""
+        """Called after each exchange with the environments.
+
+        `steps` and `n_episodes` have each behavior's agent steps and ended episodes so far.
+        """
 
     def on_update(self, behavior: str, update: Update) -> None:
         """Called after an update of a behavior's networks, with the state of the behavior."""
@@ -79,12 +82,21 @@ class Callback:
         """Restore the result of `state_dict`, after `on_start` and before the first step."""
 
     def log(self, name: str, value: float, behavior: str | None = None) -> None:
-        """Add a number to the statistic `name`; the next summary has its mean."""
+        """Add a number to the statistic `name`; the next summary has its mean.
+
+        Raises:
+            SettingsError: No run is training, or the behavior does not exist.
+        """
         for learner in self._learners("log", behavior):
             learner.pending_stats.add(name, float(value))
 
     def log_image(self, name: str, image: AnyArray, behavior: str | None = None) -> None:
-        """Send a picture, uint8 [height, width, 3], to the sinks that show pictures."""
+        """Send a picture, uint8 [height, width, 3], to the sinks that show pictures.
+
+        Raises:
+            SettingsError: The picture has another form, no run is training, or the behavior does
+                not exist.
+        """
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise SettingsError(f"log_image: {name} is not a uint8 array [height, width, 3]")
         for learner in self._learners("log_image", behavior):
@@ -94,13 +106,17 @@ class Callback:
         """Set a scheduled setting such as `learning_rate` to a value from the next update on.
 
         The value replaces the schedule until `set` is called again; None restores the schedule.
+
+        Raises:
+            SettingsError: The name or the value cannot be set, no run is training, or the behavior
+                does not exist.
         """
         for learner in self._learners("set", behavior):
             if name not in (known := learner.algorithm.schedules):
                 can = ", ".join(known) or "nothing"
                 raise SettingsError(f"set: {name!r} of {learner.name}: only {can} can be set")
             if value is not None and not 0.0 <= value < math.inf:
-                raise SettingsError(f"set: {name} is {value}; give a number from 0 on")
+                raise SettingsError(f"set: {name} is {value}; give a finite number of at least 0")
             values = learner.updates.set_values
             values.pop(name, None)
             values |= {} if value is None else {name: float(value)}
@@ -112,7 +128,7 @@ class Callback:
             return []
         learners = self._tracker.learners
         if behavior is not None and behavior not in learners:
-            raise SettingsError(f"{method}: no behavior {behavior!r}; there is {list(learners)}")
+            raise SettingsError(f"{method}: no behavior {behavior!r}; use one of {list(learners)}")
         return list(learners.values()) if behavior is None else [learners[behavior]]
 
 
@@ -132,7 +148,7 @@ class Sink(Callback):
             raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
 
     def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `on_summary` with the single values of each statistic, where known."""
+        """Called before `on_summary` with the single values of the statistics that have them."""
 
     def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Called with all values (at least one) of the statistic `tag` in a summary."""
@@ -159,6 +175,9 @@ class Tracker:
     The first error of a sink is logged as a warning; the sink is still called later. The first
     error of a callback that is no sink ends the run. Values that are not finite are left out,
     because they spoil charts.
+
+    Raises:
+        SettingsError: A callback is not an object of a subclass of `Callback`.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:

@@ -115,7 +115,8 @@ class ConsoleSink(Sink):
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
-        # The clock may show the same time for two summaries that follow closely.
+        # At the first summary of a behavior there is no earlier one, and the clock may show the
+        # same time for two summaries that follow closely.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
             # Rates are averaged, so that one slow summary does not double the time left.

@@ -119,7 +119,8 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
     data = b"" if path.is_dir() else path.read_bytes()
     text = files.decoded(data)
     lines, header, delimiter = _table(text, standard)
-    # A row without a line break at its end was cut off by a kill, even if it looks complete.
+    # In a file that no spreadsheet program has saved, a row without a line break at its end was
+    # cut off by a kill, even if it looks complete.
     if text.encode() == data and delimiter == "," and "\r" not in text and text[-1:] != "\n":
         lines = lines[:-1]
     rows = [row for line in lines if (row := _row(header, line, delimiter)) is not None]
@@ -200,7 +201,7 @@ UPDATES_HEADER = (
     "Number of experiences used for training",
     "Mean return",
 )
-"""The header of ML-Agents 0.8 to 0.12; times are in seconds."""
+"""The header that ML-Agents 0.8 to 0.12 wrote; times are in seconds."""
 
 
 @dataclass(kw_only=True, slots=True)

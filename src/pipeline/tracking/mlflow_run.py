@@ -62,7 +62,7 @@ _DESCRIPTION = (
 
 
 def enabled() -> bool:
-    """Return False if the environment variable PIPELINE_MLFLOW is off, no, false or 0."""
+    """Return whether runs are written: PIPELINE_MLFLOW is not set to off, no, false or 0."""
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
 
 
@@ -111,9 +111,9 @@ class MlflowRun(Sink):
     ) -> None:
         """Write the final numbers of a training by behavior; unknown numbers are None.
 
-        `curve` has all summaries, from `curve_csv.read_points`; those that the run lacks are added.
-        `seconds` is the time of the whole training. `interrupted` has the steps at which the
-        training was not resumed exactly.
+        `curve` has the points of all summaries, from `curve_csv.read_points`; points that the run
+        lacks are added. `seconds` is the time of the whole training. `interrupted` has the steps at
+        which the training was interrupted and not resumed exactly.
         """
         self._settle()
         self._write(lambda store: self._fill(store, curve))
@@ -557,9 +557,10 @@ def _versions(client: Any, run: str, name: str) -> list[Any]:
 
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
-    """Write `tags` and the score to the run's newest version of the registered model `name`.
+    """Write `tags` to the run's newest version of the registered model `name`.
 
-    The tags have SCORE, BUILD and EXPERIMENT; afterwards the model's aliases are updated.
+    The tags have SCORE, BUILD and EXPERIMENT. The score is also written as a metric of the logged
+    model; afterwards the registered model's aliases are updated.
     """
     versions = _versions(client, run, name)
     if not versions:

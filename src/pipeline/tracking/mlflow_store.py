@@ -35,10 +35,11 @@ CURRENT = "pipeline.current"
 CHECKOUT = "pipeline.checkout"
 """Tag with the id of a run's copy of the repository, in stores that several copies may use."""
 SCORE = "evaluate/mean_return"
-"""The metric by which rows are sorted."""
+"""The metric by which MLflow's table of runs is sorted."""
 NOTE = "mlflow.note.content"
 """MLflow's tag with the description of a run or an experiment."""
-# The wait for the lock is long, because many stages may wait for a stage that creates the tables.
+# The wait for the lock of `locked` is long, because many stages may wait for a stage that creates
+# the tables. The other wait is for SQLite's own lock.
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
 # The pattern finds every character that MLflow's own check of names refuses.
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
@@ -54,7 +55,7 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Short retries and no telemetry, unless the user has set the variables."""
+"""Environment variables for MLflow and the values that they get, unless the user has set them."""
 _DESCRIPTION = f"""\
 One row is one experiment of `params.yaml` with one seed; all its stages write to it.
 
@@ -120,7 +121,8 @@ def checkout(root: Path) -> str:
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
     """Return nested mappings as `{dotted name: text}`; a list becomes one text."""
-    # MLflow truncates parameters to 6,000 characters, with a warning for each.
+    # Texts are cut here, because MLflow truncates parameters to 6,000 characters with a warning for
+    # each.
     return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
 
 
@@ -165,7 +167,8 @@ def locked(uri: str) -> Iterator[None]:
 def client_of(uri: str) -> Any:
     """Return MLflow's client of a store; for a SQLite file the caller must hold the lock."""
     for name, value in _ENVIRONMENT.items():
-        # The variables are set before MLflow is imported, because it reads some of them only then.
+        # The variables are set before MLflow is imported, because MLflow reads some of them only
+        # when it is imported.
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 

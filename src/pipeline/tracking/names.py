@@ -56,7 +56,7 @@ MEANING = {
     "Policy/GAIL Grad Mag Loss": "gradient penalty of the discriminator",
     "Policy/GAIL Beta": "weight of the divergence in the discriminator's loss",
     ELO: "rating of the learning team",
-    REWARD_STD: "standard deviation of the returns in the mean; environment reward",
+    REWARD_STD: "standard deviation of the ended episodes' returns; environment reward",
     "Time/<part>": "wall time that a part of training took in the period; seconds",
     IS_TRAINING: "1 while the behavior learns, 0 past its last step; not charted",
 }

@@ -27,7 +27,7 @@ POLICY_DIGEST = "policy_md5"
 STOCHASTIC = "stochastic"
 """Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
-"""Tags with the name and the base commit of a DVC experiment; the first tag's value without one."""
+"""Tags with a DVC experiment's name and base commit; the name that counts without an experiment."""
 
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
@@ -189,7 +189,7 @@ def dvc_digest(path: Path) -> str:
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, _md5).hexdigest()
-    # DVC lists files only; an empty folder does not change its digest.
+    # DVC lists files only; an empty subfolder does not change the digest.
     within = (file for file in path.rglob("*") if file.is_file())
     names = {file.relative_to(path).as_posix(): file for file in within}
     # The list has the format of DVC's cache, so that its digest equals the digest in dvc.lock.

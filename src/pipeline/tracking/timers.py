@@ -60,7 +60,7 @@ class TimersSink(Sink):
         self._n_exchanges: int | None = None
 
     def start(self) -> None:
-        """Note that the environments are ready and training begins."""
+        """Store the time at which training begins, after the environments have started."""
         if self._started is None:
             self._started = self._clock()
 
@@ -84,7 +84,7 @@ class TimersSink(Sink):
         self._n_updates += 1
 
     def on_end(self, result: Any) -> None:
-        """Replace the collected seconds and counts by the exact ones of a run that has ended."""
+        """Replace the collected seconds and counts by the exact numbers of the ended run."""
         self._metadata |= {name: str(count) for name, count in result.counts.items()}
         self._exact, self._n_exchanges = dict(result.seconds), result.n_exchanges
         self._n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
@@ -150,7 +150,7 @@ class TimersSink(Sink):
 def process_facts(*, trainer: str) -> dict[str, str]:
     """Return facts about this process, for the metadata of `timers.json`.
 
-    The given versions of ML-Agents are those of which this package uses the formats and protocol.
+    The versions of ML-Agents are the versions that have the formats and protocol of this package.
     """
     return {
         "python_version": platform.python_version(),

@@ -24,9 +24,9 @@ def test_matching_weights_are_loaded_and_every_other_tensor_is_named_with_a_reas
         {"policy": ours, "critic": torch.nn.Linear(1, 1)}, {"policy": saved, "critic": None}
     )
     assert left == [
-        "policy.b.weight (1x4 there, 1x3 here)",
+        "policy.b.weight (1x4 saved, 1x3 in this run)",
         "policy.b.bias (not in the checkpoint)",
-        "policy.c.bias (unknown here)",
+        "policy.c.bias (not in this run)",
     ]
     assert n_loaded == 2
     assert torch.equal(ours["a"].weight, theirs["a"].weight)
@@ -106,7 +106,7 @@ def test_log_probs_computed_in_chunks_equal_log_probs_computed_at_once(name, tmp
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous", "poca, continuous"])
-def test_reported_policy_loss_is_the_mean_absolute_loss_of_minibatches(name, tmp_path):
+def test_each_reported_loss_is_the_mean_absolute_loss_of_the_minibatches(name, tmp_path):
     training = Training(name, tmp_path, n_blocks=1, num_epoch=1, batch_size=15)
     algorithm, losses = training.learner.algorithm, itertools.cycle([1.0, -3.0, 0.5])
     learn, used = algorithm.learn_minibatch, []

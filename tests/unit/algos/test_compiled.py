@@ -147,7 +147,7 @@ def test_program_compiled_for_all_lengths_does_not_depend_on_the_first_minibatch
     assert texts[0] == texts[1]
 
 
-def test_gradient_steps_of_groups_with_missing_rows_are_not_compiled(caplog):
+def test_gradient_steps_are_not_compiled_if_a_group_member_has_no_row_yet(caplog):
     """Their minibatches have different numbers of rows, so each would be compiled again."""
     caplog.set_level(logging.INFO, logger="pipeline")
     team_learner = learner()

@@ -80,7 +80,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_name_step_and_tensor(algor
 
     monkeypatch.setattr(algorithm.optimizer, "step", overflows)
     with pytest.raises(
-        TrainingError, match=r"step 7: the PPO weights of policy\.actor\.heads\.mu\.bias"
+        TrainingError, match=r"step 7: the PPO weight of policy\.actor\.heads\.mu\.bias"
     ):
         algorithm.update(experience, step=7)
 

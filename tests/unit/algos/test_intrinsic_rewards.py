@@ -91,7 +91,7 @@ class Agents:
         return self.trajectories.rollout()
 
 
-def test_each_row_for_reward_signals_has_the_next_observation_and_the_end_of_the_task():
+def test_each_row_for_reward_signals_has_the_next_observation_and_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
     steps = steps_of(rollout, device=CPU, with_next_obs=True)
@@ -115,7 +115,7 @@ def test_next_observations_are_gathered_only_on_request():
     assert needs == [False, False, True]
 
 
-def test_reported_reward_of_a_signal_is_the_mean_sum_of_episodes_that_span_rollouts():
+def test_reported_reward_of_a_signal_is_the_mean_sum_of_rewards_of_episodes_across_rollouts():
     agents, learned = Agents(), with_rnd(strength=0.5)
     sums: dict[tuple, float] = {}
     for n in (7, 50):
@@ -218,7 +218,7 @@ def test_signals_and_policy_learn_from_the_same_minibatches():
         assert np.isfinite(stats[tag])
 
 
-def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
+def test_reported_signal_losses_are_the_means_over_the_minibatches_of_one_rollout():
     learned, agents, losses = with_rnd(), Agents(), iter([1.0, 4.0, 10.0])
     learned.signals.update = lambda _: {"Losses/RND Loss": torch.tensor(next(losses))}
     for n, expected in ((2, 2.5), (1, 10.0)):
@@ -228,7 +228,7 @@ def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
         assert learned.end(step=0)["Losses/RND Loss"] == expected
 
 
-def test_a_loss_of_a_signal_that_is_not_finite_stops_the_run_and_names_step_and_tag():
+def test_a_signal_loss_that_is_not_finite_stops_the_run_and_names_step_and_tag():
     learned = with_rnd()
     _, steps = learned.begin(Agents().play(10))
     predictor = learned.signals.by_name["rnd"].predictor

@@ -99,7 +99,7 @@ def test_fields_of_group_members_include_actions_and_with_memory_also_memories()
     assert fields["memory"].shape == (4,)
 
 
-def test_signals_that_reward_single_agents_log_a_warning(caplog):
+def test_poca_warns_of_reward_signals_that_reward_single_agents(caplog):
     signals = load_run_settings(
         None,
         overrides={

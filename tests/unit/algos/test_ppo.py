@@ -92,7 +92,9 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_relative_to_the_curren
 
 @pytest.mark.parametrize("actions", [ActionSpec(2, ()), ActionSpec(1, (3, 2))])
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 8, "memory_size": 8}])
-def test_threaded_updates_weight_rows_by_ratios_to_the_policy_that_learns(actions, memory):
+def test_threaded_updates_weight_rows_by_the_ratio_of_the_current_to_the_acting_policy(
+    actions, memory
+):
     """Rows of the policy itself have weight 1 up to rounding; rows of another policy do not."""
     spec = BehaviorSpec([ObservationSpec.vector(4)], actions)
     settings = trainer_settings(threaded=True, network_settings={"memory": memory})
@@ -154,14 +156,16 @@ def test_loss_that_is_not_finite_stops_the_run_and_names_the_step():
         ("ppo, memory", 3, 16),
     ],
 )
-def test_number_of_gradient_steps_is_the_number_of_minibatches(name, batch_size, n_steps, tmp_path):
+def test_number_of_gradient_steps_is_the_number_of_minibatches_of_all_epochs(
+    name, batch_size, n_steps, tmp_path
+):
     training = Training(name, tmp_path, n_blocks=1, batch_size=batch_size, num_epoch=2)
     training.run()
     (moments,) = training.learner.algorithm.optimizer.state_dict()["state"].values()
     assert int(moments["step"]) == 2 * n_steps
 
 
-def test_values_of_many_rows_equal_values_of_single_rows():
+def test_values_computed_in_chunks_equal_values_of_all_rows_computed_at_once():
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
     large_rollout = rollout(spec, 4096 + 32)

@@ -29,7 +29,7 @@ def test_a_process_without_a_launcher_has_rank_0_in_a_group_of_1(missing, monkey
     assert launched() == (0, 1)
 
 
-def test_single_process_keeps_its_minibatches_numbers_and_means_unchanged():
+def test_a_group_of_one_process_uses_only_the_numbers_of_this_process():
     assert (SINGLE_PROCESS.rank, SINGLE_PROCESS.size) == (0, 1)
     assert SINGLE_PROCESS.minibatch_sizes(10, 4) == [4, 4]
     assert SINGLE_PROCESS.minibatch_sizes(3, 4) == [3]

@@ -51,7 +51,7 @@ def slow_sums(parts):
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_divisor_of_rewards_is_the_larger_of_deviation_and_scaled_largest_reward_sum(
+def test_divisor_is_the_larger_of_the_deviation_and_the_scaled_largest_sum_of_rewards(
     is_restored,
 ):
     scale = RewardScale(2, gamma=GAMMA, largest=LARGEST)

@@ -18,7 +18,7 @@ from pipeline.settings.trainer.schema import POCASettings, PPOSettings, SACSetti
 
 
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
-def test_sac_step_is_due_only_with_rows_for_a_minibatch_and_after_buffer_init_steps(n_rows, learns):
+def test_sac_learns_only_with_rows_for_a_minibatch_and_after_buffer_init_steps(n_rows, learns):
     algorithm = made("continuous", batch_size=32, buffer_init_steps=20)
     new_rows = experience("continuous", 32)
     algorithm.replay.add(new_rows)

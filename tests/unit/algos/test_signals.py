@@ -190,7 +190,7 @@ def test_a_signal_has_the_learning_rate_of_its_settings(name, tmp_path):
 # --- curiosity
 
 
-def test_curiosity_reward_is_0_before_the_first_gradient_step_and_then_at_most_1():
+def test_curiosity_reward_times_strength_is_0_before_the_first_gradient_step_then_at_most_1():
     curiosity, rows = signal("curiosity", strength=50.0), steps()
     assert (curiosity.rewards(rows) == 0).all()
     curiosity.update(rows)
@@ -264,7 +264,7 @@ def test_error_before_training_names_missing_demonstrations(tmp_path):
         supported_signals(settings("gail", demo_path=missing))
 
 
-def test_demonstrations_of_another_behavior_are_refused_with_both_shapes(tmp_path):
+def test_demonstrations_of_another_behavior_are_refused_and_the_error_names_the_file(tmp_path):
     path = demo(CONTINUOUS, tmp_path)
     with pytest.raises(DemonstrationError, match=r"expert\.demo: its actions are"):
         signal("gail", PLAIN, demo_path=str(path))

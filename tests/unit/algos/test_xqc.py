@@ -336,7 +336,7 @@ def test_running_statistics_follow_each_minibatch_of_states_and_next_states(mode
     torch.testing.assert_close(moved[1, :4], observed.var(0, correction=0), rtol=1e-3, atol=1e-3)
 
 
-def test_batch_renormalisation_begins_after_a_number_of_minibatches():
+def test_batch_renormalisation_begins_after_100000_minibatches():
     algorithm = trained("continuous", "crossq")
     layers = algorithm.critics.critics[0].layers
     x = torch.randn(64, 6) * 3 + 1

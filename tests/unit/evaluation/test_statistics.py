@@ -25,7 +25,7 @@ def test_estimates_and_intervals_equal_the_results_of_rliable():
     assert interval == pytest.approx((0.8, 1.0), abs=0.03)
 
 
-def test_interquartile_mean_drops_a_quarter_at_each_end():
+def test_interquartile_mean_leaves_out_a_quarter_of_the_values_at_each_end():
     assert statistics.interquartile_means(np.array([-100.0, -50, 2, 3, 4, 5, 6, 900])) == 3.5
     rows = np.array([[3.0, 1, 2], [7, 7, 7]])
     np.testing.assert_array_equal(statistics.interquartile_means(rows), [2.0, 7.0])

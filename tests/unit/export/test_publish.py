@@ -77,7 +77,7 @@ RECURRENT = {"continuous": 2, "memory": 6}
         (RECURRENT, "recurrent_out", (11, 0, 4), lambda x: x + 1e-3, "is"),
     ],
 )
-def test_exported_output_that_differs_is_named_and_an_earlier_published_file_is_kept(
+def test_exported_output_that_differs_from_the_recording_is_named_and_the_old_file_is_kept(
     tmp_path, parts, output, place, change, said
 ):
     graph = reference.policy(**parts)

@@ -65,7 +65,7 @@ def test_pairs_of_large_dense_layers_computed_together_equal_separate_dense_laye
         torch.testing.assert_close(outputs[0][k], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_derivatives_of_a_gradient_penalty_equal_the_derivatives_of_a_dense_layer(calls):
+def test_derivatives_of_a_gradient_penalty_computed_by_onednn_equal_the_derivatives_of_torch(calls):
     """GAIL's discriminator has a gradient penalty, so the convolution is differentiated twice."""
 
     def penalty(layer, x, weight, bias):

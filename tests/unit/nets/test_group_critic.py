@@ -108,7 +108,7 @@ def together_and_alone(critic, obs, actions, present, set_numbers):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SPECS)
-def test_values_and_baselines_in_a_batch_equal_values_and_baselines_of_each_group_alone(name, case):
+def test_values_and_baselines_in_a_batch_equal_values_and_baselines_computed_one_by_one(name, case):
     critic, obs, actions = critic_and_members(name)
     together, separate = together_and_alone(critic, obs, actions, *CASES[case])
     assert together.shape == (len(CASES[case][1]), 2)
@@ -117,7 +117,7 @@ def test_values_and_baselines_in_a_batch_equal_values_and_baselines_of_each_grou
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_the_group_critic_in_a_batch_equal_gradients_of_each_group_alone(case):
+def test_gradients_of_estimates_in_a_batch_equal_gradients_of_estimates_computed_one_by_one(case):
     critic, obs, actions = critic_and_members("vector")
     together, separate = together_and_alone(critic, obs, actions, *CASES[case])
     by_values = torch.randn_like(separate)
@@ -143,7 +143,7 @@ def test_values_without_baselines_equal_values_with_baselines(present):
     torch.testing.assert_close(without_baselines, with_baselines, rtol=1e-4, atol=1e-6)
 
 
-def test_the_group_critic_has_the_number_of_members_as_an_input_scaled_by_the_largest_group():
+def test_the_group_critic_reads_the_size_of_a_group_relative_to_the_largest_group():
     critic, _, _ = critic_and_members("vector")
     critic.update_largest_group(2)
     assert float(critic.largest) == 4.0

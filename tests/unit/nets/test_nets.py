@@ -169,7 +169,7 @@ print("torch._dynamo" in sys.modules)
     assert completed.stdout.split() == ["False"]
 
 
-def test_a_check_of_saved_weights_does_not_import_the_compiler_of_torch():
+def test_making_networks_on_the_device_meta_does_not_import_the_compiler_of_torch():
     """Each export and evaluation of a checkpoint makes its networks on `meta` before reading it."""
     program = """
 import sys

@@ -119,7 +119,7 @@ def test_paired_parameters_learn_like_separate_parameters_and_are_saved_in_the_s
         assert torch.equal(plain_adam.state_dict()["state"][0][name], values)
 
 
-def test_a_gradient_is_clipped_after_the_mean_over_processes():
+def test_a_gradient_is_averaged_over_processes_before_it_is_clipped():
     """The norms are 6 here and 0 in the other process: the mean of 3 exceeds the limit of 1."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = FlatAdam([weight], learning_rate=1e-3)
@@ -131,7 +131,7 @@ def test_a_gradient_is_clipped_after_the_mean_over_processes():
         torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(norm))
 
 
-def test_loading_a_state_replaces_the_old_state_and_the_gradients_of_other_optimizers():
+def test_gradients_of_another_optimizer_do_not_count_and_a_loaded_state_replaces_the_old_state():
     """Adam's first step has the size of the learning rate, for any size of the gradient."""
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     fresh = FlatAdam([torch.nn.Parameter(torch.zeros(2)) for _ in range(2)], learning_rate=0.25)

@@ -182,7 +182,7 @@ def test_value_that_a_callback_sets_replaces_the_schedule_until_the_callback_set
     ("name", "value", "said"),
     [
         ("gamma", 0.9, "'gamma' of Toy: only learning_rate, epsilon, beta can be set"),
-        ("epsilon", float("nan"), "epsilon is nan; give a number from 0 on"),
+        ("epsilon", float("nan"), "epsilon is nan; give a finite number of at least 0"),
     ],
 )
 def test_callback_cannot_set_a_setting_without_a_schedule_or_a_value_that_is_not_finite(
@@ -224,7 +224,7 @@ def test_numbers_and_pictures_that_a_callback_logs_reach_the_sinks(quick, tmp_pa
     ("act", "said"),
     [
         (lambda self: self.log_image("x", np.zeros((4, 4), np.uint8)), "x is not a uint8 array"),
-        (lambda self: self.log("x", 1.0, behavior="Other"), "no behavior 'Other'; there is"),
+        (lambda self: self.log("x", 1.0, behavior="Other"), "no behavior 'Other'; use one of"),
     ],
 )
 def test_mistake_in_a_callback_raises_an_error_that_names_the_mistake(act, said, quick, tmp_path):

@@ -164,7 +164,7 @@ def test_error_names_the_non_finite_tensor_of_the_optimizer(
     [
         (spoil_loss, "the PPO loss is not finite"),
         (spoil_gradient, r"the PPO gradient of policy\.actor\.heads\.mu\.weight is not finite"),
-        (spoil_weights, r"the PPO weights of critic\.heads\.weight is not finite"),
+        (spoil_weights, r"the PPO weight of critic\.heads\.weight is not finite"),
     ],
 )
 def test_non_finite_loss_gradient_or_weight_stops_the_run(

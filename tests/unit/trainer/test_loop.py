@@ -194,7 +194,7 @@ def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_all_other
             fits = values.shape == new[part][name].shape
             assert (f"{part}.{name} (" in warning) is not fits
             assert not fits or torch.equal(values, new[part][name])
-    assert "policy.actor.body.dense.layers.0.weight (8x6 there, 16x6 here)" in warning
+    assert "policy.actor.body.dense.layers.0.weight (8x6 saved, 16x6 in this run)" in warning
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """The name and a usual value of a length of input tensors that differs between minibatches.
+    """A length of input tensors that differs between minibatches: its name and a usual value.
 
     Inputs of a loss that always have equal lengths share one `Length`.
     """
@@ -37,7 +37,7 @@ _SAME_SHAPES: Mapping[str, Length] = {}
 class FusedAdam:
     """Adam (Kingma and Ba 2014, arXiv 1412.6980) with torch's default betas and epsilon.
 
-    This calls the function of `torch.optim.Adam(fused=True)` without its class, because the class
+    The function behind `torch.optim.Adam(fused=True)` is called directly, because torch's class
     imports torch's compiler at its first step, which takes a second. `state_dict` has the form of
     torch's class.
     """
@@ -151,7 +151,8 @@ class FlatAdam(FusedAdam):
         """(parameter, gradient) of each parameter, then of each pair: views of `gradient`."""
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
-            # The data is moved but the object is kept, because modules refer to the object.
+            # The parameter's data is moved, but the `Parameter` is the same object as before,
+            # because modules refer to this object.
             parameter.data = self.flat.data[place].view_as(parameter)
             self.gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
@@ -179,7 +180,7 @@ class FlatAdam(FusedAdam):
         """All gradients as one flat vector."""
         gradient = self.flat.grad
         if gradient is None:
-            raise ValueError("the flat gradient was removed")
+            raise ValueError("the flat gradient was removed; clear it only by `zero_gradients`")
         return gradient
 
     def descend(
@@ -290,7 +291,7 @@ def adam_step(
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:
         norm = torch.linalg.vector_norm(gradient)
-        # `clip_grad_norm_` of torch also adds 1e-6, so that compiled and other steps are equal.
+        # 1e-6 is added as in torch's `clip_grad_norm_`, so that compiled steps equal other steps.
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     mean.lerp_(gradient, 1.0 - beta1)
     mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)

@@ -46,7 +46,11 @@ def compiler() -> str | None:
 
 
 def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module]) -> None:
-    """Compile all later gradient steps of `networks`, or log why this is not possible."""
+    """Compile all later gradient steps of `networks`, if this is possible.
+
+    If no compiler is installed, or a network has a HyperLayer, nothing is compiled, and a warning
+    says so. Networks with memory are not compiled either, but without a warning.
+    """
     if optimizers[0].flat.device.type == "cpu" and compiler() is None:
         _log.warning(
             "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
@@ -71,8 +75,8 @@ class CompiledSteps:
     """Makes an optimizer's steps on one loss, by a compiled program for each minibatch shape.
 
     Minibatches that differ only in the length of tensors use the same program. The same program on
-    the same machine gives the same bits. Torch's `backward` gives other bits, because it adds
-    numbers in another order.
+    the same machine gives the same results, bit for bit. The results of torch's `backward` differ
+    by rounding, because `backward` adds numbers in another order.
 
     Args:
         optimizer: optimizer of the parameters, which also has their gradients.
@@ -118,7 +122,8 @@ class CompiledSteps:
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
-        # Without `moves` the program wrote only the gradient, and `step` does the rest.
+        # Without `moves` the program wrote only the gradient, and `step` averages the gradient over
+        # the processes and changes the parameters.
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results

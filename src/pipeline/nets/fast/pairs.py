@@ -24,7 +24,7 @@ class Paired(Protocol):
         """Pairs of parameters of one shape; empty if the networks cannot be computed together."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """From now on use the parameters `paired` [2, ...], each in place of a pair's two."""
+        """From now on use each parameter of `paired` [2, ...] in place of a pair of parameters."""
 
 
 def paired_adam(
@@ -42,7 +42,7 @@ def paired_adam(
 class ActorAndCritic:
     """Computes an actor and a critic for the same rows, by one product per layer if possible.
 
-    This is possible if both bodies consist of dense layers only.
+    This is possible if both bodies consist of dense layers only, without layer normalisation.
 
     Attributes:
         pairs: pairs of parameters of one shape, which `FlatAdam` makes adjacent in memory.
@@ -71,8 +71,8 @@ class ActorAndCritic:
         if self._dense is None:
             hidden = actor(obs, actors)
             return hidden, critic(obs, hidden, critics)
-        # The features of the actor's body serve both networks, because purely dense bodies only
-        # join the observations.
+        # The features of the actor's body are also the critic's, because the features of a purely
+        # dense body are the joined observations.
         features, critic_features = self._dense(actor.body.features(obs)[0]).unbind()
         values: Tensor = critic.heads(apply_memory(critic_features, critic.memory, critics))
         return apply_memory(features, actor.memory, actors), values
@@ -81,7 +81,9 @@ class ActorAndCritic:
 def dense_pairs(
     first: ObservationEncoder, second: ObservationEncoder | None
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Return pairs of two encoders' parameters, for a `DensePair`; empty unless both are dense.
+    """Return the pairs of two encoders' parameters, for a `DensePair`.
+
+    The list is empty unless both encoders consist of dense layers only, without normalisation.
 
     Args:
         first: an encoder.

@@ -43,7 +43,7 @@ class TrackedRun:
 
     @property
     def prefixed(self) -> bool:
-        """Whether tags begin with the behavior's name, in sinks with one list for all behaviors."""
+        """Whether tags begin with the behavior's name, in sinks that mix all behaviors' curves."""
         return len(self.max_steps) != 1
 
 

@@ -34,7 +34,7 @@ class MlflowSink(MlflowRun):
 
     def __init__(self, run: TrackedRun) -> None:
         if run.key is None or run.row is None:
-            raise ValueError("a run of MLflow needs a key and a row")
+            raise ValueError("a run of MLflow needs the `key` and the `row` of the tracked run")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
         # If a user stops the run, no method sets another status, and the status stays KILLED.

@@ -165,8 +165,8 @@ class StatsWriterSink(Sink):
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # If ML-Agents is installed, writers get the enumerations of ML-Agents, because they compare
-        # values with them.
+        # If ML-Agents is installed, writers get the enumerations of ML-Agents, because writers
+        # compare values with these enumerations.
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
@@ -188,7 +188,7 @@ class StatsWriterSink(Sink):
         # ML-Agents also reports the step as a statistic, so writers may expect it.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
-            # Writers were made for ML-Agents' statistics, so they get no others.
+            # Writers were made for ML-Agents' statistics, so other statistics are left out.
             if not tag.startswith(_OURS):
                 aggregation = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
                 stats[tag] = samples.get(tag, (aggregation, [value]))
