@@ -152,9 +152,9 @@ def test_video_frame_keeps_brightness_of_the_rendered_image(dtype):
         (spaces.MultiBinary(3), [0, 2, 1], "part 1 is 2, allowed are 0 to 1"),
         (spaces.MultiBinary([2, 2]), [[0, 1], [-1, 1]], "part 1, 0 is -1, allowed are 0 to 1"),
         (spaces.MultiBinary(2), [0, 0.5], "part 1 is 0.5, allowed are 0 to 1"),
-        (spaces.Discrete(3), 3, "it is 3, allowed are 0 to 2"),
-        (spaces.Discrete(3, start=-1), 2, "it is 2, allowed are -1 to 1"),
-        (spaces.Discrete(3), 0.5, "it is 0.5, allowed are 0 to 2"),
+        (spaces.Discrete(3), 3, "the value is 3, allowed are 0 to 2"),
+        (spaces.Discrete(3, start=-1), 2, "the value is 2, allowed are -1 to 1"),
+        (spaces.Discrete(3), 0.5, "the value is 0.5, allowed are 0 to 2"),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])

@@ -96,8 +96,8 @@ class InProcessEnvironment(StoredStepsEnv):
             state = state_of(self._simulator)
             if state is None:
                 return no_state(self._simulator)
-            # The state is encoded now, because a state that is too large or has values of other
-            # types must be noticed before the first checkpoint.
+            # The state is encoded now, so that a state that is too large, or has values of
+            # unsupported types, is noticed before the first checkpoint.
             codec.message(codec.StateMessageType.STATE, codec.encode(state))
         except ValueError as error:
             return str(error)

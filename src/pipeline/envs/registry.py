@@ -136,7 +136,10 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest of a URL's archive from the lock file; a first use writes it there."""
+        """Return the digest of a URL's archive from the lock file.
+
+        At the first use the archive is downloaded, and its digest is written to the lock file.
+        """
         # The first archive from a URL is trusted, and later archives must be equal to it, as ssh
         # does with the key of a host.
         lock = self._lock or lock_of_url("")

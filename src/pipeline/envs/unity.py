@@ -47,8 +47,8 @@ CONVERSATION_ERRORS = (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""Errors before which the environment has often printed a reason, so that its output is added to
-the error.
+"""Before such an error the environment has often printed the reason, so the environment's output is
+added to the error.
 """
 _MAX_WARNINGS = 10
 
@@ -158,7 +158,8 @@ class UnityEnvironment(StoredStepsEnv):
                 self._process = launch.EnvironmentProcess(arguments, log=log, peers=peers)
             if connect:
                 self.connect()
-        # A constructor that raises has no `close`, so the process and the port are freed here.
+        # Nobody can call `close` after the constructor has raised, so process and port are freed
+        # here.
         except BaseException:
             self._shut_down(0.0)
             raise
@@ -168,7 +169,7 @@ class UnityEnvironment(StoredStepsEnv):
 
         Raises:
             UnityTimeOutException: The environment did not call in time.
-            UnityEnvironmentException: It has ended, or has an incompatible version.
+            UnityEnvironmentException: The environment has ended, or has an incompatible version.
         """
         try:
             # The environment first sends a greeting with version and capabilities, then behaviors.
@@ -325,7 +326,7 @@ class UnityEnvironment(StoredStepsEnv):
         """
         channel = failed._state
         if channel is None or not (channel.state or channel.has_first):
-            raise ValueError("its last state is not known")
+            raise ValueError("the failed environment's last state is not known")
         if channel.state is not None:
             self.load_state_dict(channel.state)
         self._is_reset = True
@@ -339,8 +340,8 @@ class UnityEnvironment(StoredStepsEnv):
         if self._steps.keys() != failed._steps.keys() or not all(
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
-            raise ValueError("the replay from its last state led to other observations")
-        # From now on the old channels are used, because they have the trainer's statistics.
+            raise ValueError("the replay from the last state led to other observations")
+        # From now on the failed environment's channels are used, because they have the statistics.
         self._use(failed._channels)
         self._reply(last, is_replay=True)
         self.step_wait()
@@ -409,7 +410,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _last_message(self) -> str:
         if not self._server.has_greeted:
-            return "it has not connected yet"
+            return "the environment has not connected yet"
         return last_message(self._steps, [*self._specs, *self._announced])
 
     def _add_behaviors(self, output: m.ReceivedOutputProto) -> None:

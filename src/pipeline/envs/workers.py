@@ -127,8 +127,8 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        # Methods are looked up in the class, because a wrapper's `__getattr__` would find the inner
-        # method.
+        # Methods are looked up in the class, because a wrapper's `__getattr__` would find methods
+        # of the wrapped environment.
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
@@ -303,7 +303,7 @@ class WorkerSet:
         """Reason why `state_dict` gives no states; None if it gives them. Valid after a reset."""
         for worker, env in enumerate(self.envs):
             reason = (
-                env.state_refusal if isinstance(env, BaseEnv) else "its environment is no BaseEnv"
+                env.state_refusal if isinstance(env, BaseEnv) else "the environment is no BaseEnv"
             )
             if reason is not None:
                 return f"worker {worker}: {reason}"

@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def unpacked(archive: Path) -> Path:
-    """Return the folder with the archive's files, after unpacking them if it does not exist.
+    """Return the folder with the archive's files, after unpacking them if there is none.
 
     Raises:
         OSError: The archive cannot be unpacked.

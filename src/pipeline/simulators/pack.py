@@ -43,7 +43,8 @@ from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 
 _BASE = ("numpy", "protobuf")
-# Distributions with many files that are known to be unneeded; of others only tests are left out.
+# Distributions with many files that are known to be unneeded. Of all other distributions, only
+# tests are left out.
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 # This package, and distributions that others require but import only to draw pictures.
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
@@ -402,8 +403,9 @@ def verify(executable: Path, env_id: str) -> None:
         code, output = run(command, folder, PIPELINE_PYTHON=sys.executable)
     if code != 0:
         raise StageError(
-            f"{env_id}: the packed executable does not run by itself ({_last_line(output)}); it "
-            "lacks a module that is imported later, or a file that no package lists."
+            f"{env_id}: the packed executable does not run with its own files only "
+            f"({_last_line(output)}); it lacks a module that is imported later, or a file "
+            "that no package lists."
         )
 
 
@@ -414,8 +416,8 @@ def _last_line(output: str) -> str:
 def needs_from(imported: Mapping[str, str]) -> Needs:
     """Return the distributions and the files of imported modules.
 
-    A module without a distribution has all files of its package. `imported` has the file of each
-    module by its name, and an empty text for modules without a file.
+    If a module has no distribution, all files of its package are returned. `imported` has the file
+    of each module by its name, and an empty text for modules without a file.
     """
     owners = importlib.metadata.packages_distributions()
     contents: dict[str, set[str]] = {}

@@ -237,7 +237,7 @@ WANTED = r"has the shape .*; give the shape \[24, 20, 3\], or \[N, ...\] with .*
         (CAMERA, BLACK[:10], WANTED),
         (CAMERA, None, WANTED),
         (spaces.Box(3, 40, (24, 20, 3), np.uint8), BLACK, "pixel 0, 0, 0 is 0, allowed are 3 to"),
-        (GEAR, 5, "it is 5, allowed are 2 to 4"),
+        (GEAR, 5, "the value is 5, allowed are 2 to 4"),
         (spaces.Box(0, 1, (4,)), np.zeros(5), r"has the shape \[5\]; give the shape \[4\]"),
         (spaces.Box(0, 1, (1,)), np.zeros(8), r"has the shape \[8\]; give the shape \[1\]"),
         (SPACE, {"x": 1}, "has no part 'camera'; give an observation of the space"),

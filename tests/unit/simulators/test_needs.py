@@ -39,7 +39,7 @@ def test_packed_executable_that_does_not_run_by_itself_is_refused(tmp_path):
     program.write_text("#!/bin/sh\necho 'No module named x' >&2\nexit 1\n")
     program.chmod(0o755)
     with pytest.raises(
-        StageError, match=r"toy-v0: .* does not run by itself \(No module named x\)"
+        StageError, match=r"toy-v0: .* does not run with its own files only \(No module named x\)"
     ):
         pack.verify(program, "toy-v0")
 

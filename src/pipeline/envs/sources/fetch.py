@@ -48,7 +48,7 @@ MAX_BYTES = 16 * 10**9
 ATTEMPTS = 5
 PAUSE_S = 0.5
 """Seconds of pause before the second attempt; doubled before each further attempt."""
-# Longest waits for the connection, and for the next bytes.
+# Longest waits for the connection, and for the next bytes, in seconds.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
 # HTTP statuses after which another attempt may succeed (RFC 9110; 425: RFC 8470, 429: RFC 6585).
@@ -164,7 +164,7 @@ def public(url: str) -> str:
 
 @contextlib.contextmanager
 def locked(name: str, what: str) -> Iterator[None]:
-    """Hold the lock `name` of the cache, so that no other process or thread works on it.
+    """Hold the lock `name` of the cache, so that no other process or thread works on `what`.
 
     Raises:
         FetchError: Another process has held the lock for an hour.
@@ -285,7 +285,8 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-    headers = {"Accept-Encoding": "identity"}  # the file's digest needs uncompressed bytes
+    # Another encoding would change the bytes and their digest.
+    headers = {"Accept-Encoding": "identity"}
     with (
         requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response,
         Path(file).open("wb") as output,
@@ -345,7 +346,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
     if not hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks it
         raise unpacking.error(
             f"Python {platform.python_version()} cannot check archives; use 3.11.4 or newer, or "
-            "unpack it by hand and name the executable: `source: path`"
+            "unpack the archive by hand and give the executable with `source: path`"
         )
     folder.mkdir(parents=True)
     try:
@@ -396,7 +397,8 @@ class _Unpacking:
                     links.append(entry)
                 else:
                     archive.extract(entry, self._folder, filter=self._checked)
-            # Hard links come first, because `_checked` tests that each leads to an unpacked file.
+            # Hard links are made before symbolic links, so that each leads to an unpacked file,
+            # which `_checked` tests, and not to a link.
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)

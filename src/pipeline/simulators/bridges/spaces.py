@@ -268,7 +268,7 @@ def _one_hot(start: int) -> Put:
         index = int(value) - start
         # The second condition refuses fractions, which `int` cuts off.
         if not 0 <= index < len(row) or index + start != value:
-            raise IndexError(f"it is {value}, allowed are {start} to {start + len(row) - 1}")
+            raise IndexError(f"the value is {value}, allowed are {start} to {start + len(row) - 1}")
         row[index] = 1.0
 
     return put
@@ -320,7 +320,8 @@ class Actions:
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
         self._where, self._space = where, space
         self._scale = scale
-        # For each number: its value for an action of -1, its width, its minimum and its maximum.
+        # For each continuous action: the value for -1, the width of the range from -1 to 1, and the
+        # minimum and maximum of the space.
         self._boxes = np.zeros((4, 0))
         self._branches: list[int] = []
         self._starts: list[int] = []  # value of choice 0 of each branch

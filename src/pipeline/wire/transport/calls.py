@@ -24,7 +24,8 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
 FOREIGN = "the trainer waits for the call of another process"
-# Both ends announce every capability, because neither end uses a feature that the other end lacks.
+# Both ends announce every capability, because an end does not use features that the other end has
+# not announced.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
     **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
 )

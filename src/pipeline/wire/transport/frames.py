@@ -80,7 +80,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def check(kind: int, flags: int, stream: int, length: int) -> None:
     """Raise FrameError if a frame's header is malformed; unknown kinds pass, as the RFC demands.
 
-    Only DATA frames may be as large as we announce: other kinds that we read are small.
+    Only DATA frames may be as large as the announced limit: all other frames are small.
     """
     # Nearly all frames are DATA and HEADERS; they need none of the slow checks below.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):

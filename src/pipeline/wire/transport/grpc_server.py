@@ -48,9 +48,9 @@ _OWNER_CHECK_S = 0.5
 class GrpcServer(calls.CallServer):
     """A server with the interface of `transport.server.Server` that uses gRPC's own threads.
 
-    A call waits in a thread of the runtime until `reply` has its answer. This server does not
-    notice an environment that disconnects between two calls, or just before an answer is sent: the
-    launcher notices the end of the process, else the time-out ends the wait. A connection is
+    A call waits in a thread of the runtime until `reply` gives the answer. This server does not
+    notice an environment that disconnects between two calls, or just before an answer is sent. Then
+    the launcher notices the end of the process, or the time-out ends the wait. A connection is
     identified by the client's address and port.
     """
 
@@ -131,13 +131,14 @@ class GrpcServer(calls.CallServer):
         if self._closed:
             return
         self._take_last_call(wait_s)
-        self._closed = True  # from now on, calls are answered at once with the end
+        self._closed = True  # from now on, each call is answered at once with STOPPED
         self._stop_calls()
         self._server.stop(wait_s).wait()
         self._pool.shutdown()
 
     def _take_last_call(self, wait_s: float) -> None:
-        # An environment that is about to call gets the end as its answer, instead of an error.
+        # The environment may be about to call. This call is awaited, so that the answer can tell
+        # the environment to stop; otherwise the call would fail.
         if self._pending is None and self._owner is not None and self._lost_at is None:
             with contextlib.suppress(queue.Empty):
                 self._next_call(wait_s)

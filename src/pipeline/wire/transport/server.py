@@ -170,7 +170,7 @@ class IncomingConnection(Connection):
             self.messages = deque(message for message in self.messages if message[0] != stream)
 
     def _send(self, data: Received | bytearray) -> None:
-        """Send the bytes that the system accepts now; store the other bytes for the next call."""
+        """Send the bytes that the system accepts now; store the others for the next `_send`."""
         unsent = self._unsent
         if unsent:
             unsent += data
