@@ -212,7 +212,9 @@ def test_first_connecting_process_is_accepted_if_the_system_cannot_identify_proc
 def test_side_channel_message_with_too_many_frames_is_refused():
     limit = side_channels.MAX_FRAMES
     assert len(side_channels.unpack(bytes(20) * limit)) == limit == 100_000
-    with pytest.raises(UnityEnvironmentException, match="has more than 100000 frames, the last of"):
+    with pytest.raises(
+        UnityEnvironmentException, match="has more than 100000 frames, the last one"
+    ):
         side_channels.unpack(bytes(20) * (limit + 1))
 
 

@@ -259,7 +259,9 @@ echo $! > "$HELPER"
 @pytest.mark.parametrize(
     "end", ["good end", "exit 0", "exit 3", "killed", "an error of ours", "restart"]
 )
-def test_helper_process_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypatch, end):
+def test_helper_process_of_a_wrapper_script_ends_when_the_environment_ends(
+    tmp_path, monkeypatch, end
+):
     monkeypatch.setenv("HELPER", str(tmp_path / "helper"))
     program = tmp_path / "wrapper.sh"
     program.write_text(WITH_HELPER.format(end=f"{end}\n" if end.startswith("exit") else ""))

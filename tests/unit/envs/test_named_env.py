@@ -138,7 +138,10 @@ def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(fo
         ("balnce_ball", r"No simulator has this name \(did you mean 'balance_ball'\?\)\. Give a p"),
         ("Game", r"No simulator has this name\. Give a path \(\./Game\), a simulator"),
         ("build/tag", "`pipeline env build tag -o build/tag` builds it; or give the name tag"),
-        ("build/game", r"`pipeline env build NAME -o build/game` makes one\. Or give a path"),
+        (
+            "build/game",
+            r"`pipeline env build NAME -o build/game` builds an executable of a simulator\. Or",
+        ),
     ],
 )
 def test_a_missing_executable_is_reported_with_its_build_command(name, said):
