@@ -323,7 +323,7 @@ def test_action_mask_in_the_form_of_space_sample_allows_the_same_actions_as_spac
     ("space", "mask", "said"),
     [
         (TREE, {"moves": np.ones(3)}, "has the part 'moves', but the action has ['aim', 'arms',"),
-        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', but the action has it;"),
+        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', which the action has;"),
         (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, but the action has 2;"),
         (TREE["arms"], {"a": np.int8([0, 1])}, "has 2 entries; give 7 entries, 1 for each"),
         (TREE["bits"], np.ones(4, np.int8), "has 4 entries; give 6 entries"),

@@ -191,7 +191,7 @@ class BaseEnv(ABC):
         return f"{type(self).__name__} has no state_dict"
 
     def request_state(self) -> None:  # noqa: B027  # by default there is no state
-        """Ask for the present state, between two steps; `state_dict` returns it."""
+        """Ask for the present state, which `state_dict` returns; to be called between two steps."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the environment's state at the time of the last `request_state`.

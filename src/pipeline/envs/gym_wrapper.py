@@ -99,7 +99,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a new episode, and return its first observation and info; `seed`: see the class."""
+        """Begin a new episode, and return its observation and info; see the class for `seed`."""
         super().reset(seed=seed, options=options)
         if seed is not None and self._make is not None:
             # An executable reads its seed only when it starts.

@@ -104,7 +104,7 @@ class InProcessEnvironment(StoredStepsEnv):
         return None
 
     def request_state(self) -> None:
-        """Store the present state, between two steps; `state_dict` returns it."""
+        """Store the present state, which `state_dict` returns; to be called between two steps."""
         simulator = state_of(self._simulator) if self._is_reset else None
         if simulator is None:
             self._requested = None

@@ -308,19 +308,19 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
     is_found = isinstance(error, PermissionError) or error.errno == errno.ENOEXEC
     kind = files.kind_of(path, program="name a build for this system") if is_found else None
     if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
-        why = f"it {kind}"
+        why = f"the file {kind}"
     elif isinstance(error, PermissionError):
         # The path is normalized, because a path with `..` may contain a folder that does not exist
         # any more.
         target = os.path.normpath(path)
-        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
+        why = f"the file may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
-            "this system cannot run it (exec format error): it is a build for another platform, "
-            "a script without a '#!' line, or not an executable"
+            "this system cannot run the file (exec format error): it is a build for another "
+            "platform, a script without a '#!' line, or not an executable"
         )
     elif isinstance(error, FileNotFoundError):
-        why = "it, or the interpreter that its '#!' line names, does not exist"
+        why = "the file, or the interpreter that its '#!' line names, does not exist"
     else:
         why = str(error)
     return UnityEnvironmentException(f"Couldn't launch the environment {path}: {why}.")

@@ -90,7 +90,11 @@ def _of_params(name: str) -> EnvironmentParams | None:
         node = node.value[key]
     environment = EnvironmentParams.from_node(node, f"environments.{name}")
     args = " ".join(environment.args)
-    hint = f" Only stages use its args; here give them: --env-args {args}" if args else ""
+    hint = (
+        f" Only stages use the args of params.yaml; here give them: --env-args {args}"
+        if args
+        else ""
+    )
     _say_once(f"{name}: the environment of {node.where}.{hint}")
     if isinstance(environment, FetchSource | UnitySource):
         folder = executable.folder_of(name)

@@ -57,7 +57,7 @@ class _ManifestEntry:
 
 
 class RemoteRegistryEntry:
-    """An environment with an archive's URL for each platform, fetched when it is first used.
+    """An environment with the URL of an archive for each platform, fetched at its first use.
 
     Args:
         identifier: name of the environment.

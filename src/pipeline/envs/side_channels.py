@@ -1,4 +1,4 @@
-"""Side channels: messages between user code and the environment that accompany the steps.
+"""Side channels: messages that user code and the environment exchange together with the steps.
 
 Training analytics are Unity's telemetry; this project does not send them.
 """

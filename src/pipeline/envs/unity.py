@@ -278,7 +278,7 @@ class UnityEnvironment(StoredStepsEnv):
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
-        """Request the present state, between two steps.
+        """Request the present state; to be called between two steps.
 
         The environment sends the state with the next step or reset; `state_dict` returns it.
         """
@@ -385,7 +385,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
                 self._process.trim()
-        # Only waiting counts as silence, and not the time of updates before it.
+        # Only waiting counts as silence, and not the time of updates before the wait.
         if self.silence.is_on:
             self.silence.begin_wait()
         try:

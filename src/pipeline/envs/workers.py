@@ -310,7 +310,7 @@ class WorkerSet:
         return None
 
     def request_states(self) -> None:
-        """Request the present states of all workers, between two steps; see `state_dict`."""
+        """Request the states of all workers, for `state_dict`; to be called between two steps."""
         for env in self.envs:
             if isinstance(env, BaseEnv):
                 env.request_state()
@@ -363,7 +363,7 @@ class WorkerSet:
             UnityObservationException: Two workers have different specifications of a behavior, or a
                 specification cannot be read.
         """
-        # Specifications are never removed, so their number tells whether there is a new one.
+        # Specifications are never removed, so their number tells whether a new one was added.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}
@@ -416,8 +416,8 @@ class WorkerSet:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # Every worker is closed, even if closing another fails. After a failure this does not wait
-        # for environments to end; after an interruption by the user it does.
+        # Every worker is closed, even if closing another worker fails. After a failure, closing
+        # does not wait until an environment ends; after an interruption by the user, closing waits.
         passed = (None, None, None) if isinstance(error[1], Interrupted) else error
         stack = ExitStack()
         for server in self._servers:

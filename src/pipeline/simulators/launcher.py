@@ -75,7 +75,7 @@ def _lock(folder: Path) -> int:
 def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove temporary folders of killed processes: folders that no process has locked."""
     for path in parent.glob(f".{digest}*"):
-        with contextlib.suppress(OSError):  # another process unpacks into it, or has removed it
+        with contextlib.suppress(OSError):  # another process uses or has removed it
             # A folder that is younger than a second is kept, because it may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)

@@ -153,7 +153,8 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     """
     # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    # There is one digest for each module's file or package's folder, not one for each file in it.
+    # There is one digest for each module's file or package's folder, not one for each file in a
+    # folder.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]

@@ -99,7 +99,9 @@ def test_environment_in_params_yaml_has_precedence_over_a_simulator_of_the_same_
     caplog.set_level(logging.INFO)
     (folder / "params.yaml").write_text(PARAMS % 0)
     assert environment_of("mine").packed() == ("module", {"id": "my_env:make", "n_agents": 3})
-    assert "Only stages use its args; here give them: --env-args --log x" in caplog.text
+    assert (
+        "Only stages use the args of params.yaml; here give them: --env-args --log x" in caplog.text
+    )
     gymnasium = {"id": "CartPole-v1", "n_agents": 16, "kwargs": {"a": 1}}
     assert environment_of("tag").packed() == ("gymnasium", gymnasium)
     for name in ("grid_world", "other"):

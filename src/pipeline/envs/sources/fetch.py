@@ -84,12 +84,12 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
     if folder.is_dir():
         return folder
     with locked(sha256, f"the archive {public(url)}"):
-        if folder.is_dir():  # another process made it while this one waited for the lock
+        if folder.is_dir():  # another process made the folder while this one waited
             return folder
         with _archive_lock(url):
             archive = download(url, _downloads(), sha256=sha256, max_bytes=max_bytes)
             temporary = cache / f"{sha256}.unpacking"
-            shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have left it
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
             _log.info("Unpacking %s", public(url))
             try:
                 unpack(archive, temporary, max_bytes=max_bytes, label=public(url))
@@ -343,7 +343,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
             content has more than `max_bytes`.
     """
     unpacking = _Unpacking(folder, max_bytes, label)
-    if not hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks it
+    if not hasattr(tarfile, "data_filter"):  # as in Python 3.11.2 of Debian 12
         raise unpacking.error(
             f"Python {platform.python_version()} cannot check archives; use 3.11.4 or newer, or "
             "unpack the archive by hand and give the executable with `source: path`"

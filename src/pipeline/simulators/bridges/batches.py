@@ -150,7 +150,7 @@ class Bridge:
 
 
 class Codec:
-    """Converts observations of an environment for a behavior, and actions of the behavior back.
+    """Converts the observations of an environment and the actions of its behavior.
 
     The arguments are those of `Observations` and `Actions`.
 

@@ -479,7 +479,7 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
             raise ValueError(f"the part {unknown[0]!r}, but the action has {list(parts)}")
         for key, part in parts.items():
             if key not in mask and _n_choices(part):
-                raise ValueError(f"no part {key!r}, but the action has it")
+                raise ValueError(f"no part {key!r}, which the action has")
             yield from _mask_parts(mask.get(key), part)
     elif isinstance(mask, tuple | list) and not all(map(np.isscalar, mask)):
         inner = space.spaces if isinstance(space, spaces.Tuple) else [None] * len(mask)

@@ -92,7 +92,7 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
-        # An agent that fell has ended alone; at the end of the episode the others end, too.
+        # An agent that fell has ended alone; at the end of the episode all other agents end.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():

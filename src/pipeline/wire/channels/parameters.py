@@ -55,7 +55,8 @@ class Sampler:
         if self.kind == GAUSSIAN:
             # NumPy refuses negative standard deviations; the sign does not change the distribution.
             return float(rng.normal(self.values[0], abs(self.values[1])))
-        # The number is uniform over all ranges, so a range is chosen in proportion to its width.
+        # Values are uniform over the union of all ranges, so a range is chosen in proportion to its
+        # width.
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
         total = widths.sum()
@@ -180,7 +181,7 @@ class Controls:
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
     def take_stats(self) -> list[Stat]:
-        """Return the simulator's statistics, and the values of set parameters that it has read."""
+        """Return the simulator's statistics, and the parameter values that it has read."""
         stats = [] if self._stats is None else list(self._stats())
         readings = self._parameters.take_readings()
         stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]

@@ -120,7 +120,9 @@ def decode(data: bytes) -> dict[str, Any]:
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"these bytes are not an environment's state ({error})") from error
     if not isinstance(state, dict) or arrays.position != len(data):
-        raise ValueError("these bytes are not an environment's state (no map, or bytes after it)")
+        raise ValueError(
+            "these bytes are not an environment's state (no map, or more bytes follow)"
+        )
     return state
 
 

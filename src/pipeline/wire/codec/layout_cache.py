@@ -69,8 +69,8 @@ def read_fields(
 ) -> Fields | None:
     """Return the agents of a serialized ListAgentInfoProto, or None if `decoding` has to read it.
 
-    Before arrays are allocated, `check_memory` is called with the numbers of agents and of bytes;
-    it raises an error if there are too many.
+    Before arrays are allocated, `check_memory` is called with the numbers of agents and of bytes,
+    and raises an error if there are too many.
     """
     try:
         starts, ends = _bounds(data)

@@ -26,8 +26,8 @@ from pipeline.wire.transport.peers import PeerCheck
 
 _log = logging.getLogger(__name__)
 
-# One thread waits with the environment's call. The others answer a client that reconnects, and
-# calls that are refused.
+# One thread waits with the environment's call. The other threads answer a client that reconnects,
+# and calls that are refused.
 _N_THREADS = 4
 _OPTIONS = (
     # With SO_REUSEPORT, a second server could take the same port without an error.
@@ -57,7 +57,8 @@ class GrpcServer(calls.CallServer):
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
         """Start listening; arguments and errors are those of `Server`."""
         # The runtime's fork handlers break environments that we launch while the runtime is in use.
-        # They are for child processes that use the runtime (grpc/grpc: doc/fork_support.md).
+        # Only child processes that use the runtime need the handlers (grpc/grpc:
+        # doc/fork_support.md).
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc
 
@@ -127,7 +128,7 @@ class GrpcServer(calls.CallServer):
             self._pending = self._latest = self._owner = self._lost_at = None
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, wait up to `wait_s` for it to read this, free the port."""
+        """Tell the environment to stop, wait up to `wait_s` until it reads this, free the port."""
         if self._closed:
             return
         self._take_last_call(wait_s)

@@ -381,7 +381,7 @@ class Server(calls.CallServer):
         return None
 
     def _find_owner(self) -> IncomingConnection | None:
-        """Return the first connection that begins or continues the conversation; refuse others."""
+        """Return the first connection that begins or continues a conversation; refuse the rest."""
         has_begun = self._has_begun
         for connection in self._candidates:
             while connection.messages:
