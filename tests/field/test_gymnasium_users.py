@@ -332,7 +332,7 @@ def test_action_mask_in_the_form_of_space_sample_allows_the_same_actions_as_spac
     ],
 )
 def test_action_mask_with_a_wrong_structure_or_length_is_refused(space, mask, said):
-    with pytest.raises(UnityEnvironmentException, match="mine: its action mask has ") as refused:
+    with pytest.raises(UnityEnvironmentException, match="mine: the action mask has ") as refused:
         Actions(space, where="mine").forbidden(mask)
     assert said in str(refused.value)
     assert str(refused.value).endswith("in the form that action_space.sample(mask=...) takes.")

@@ -196,9 +196,9 @@ class BaseEnv(ABC):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the environment's state at the time of the last `request_state`.
 
-        None at a second call, or if the environment cannot give its state. The state of an
-        environment in another process arrives with the step or reset after the request; None
-        before it arrives.
+        Return None at a second call, or if the environment cannot give its state. The state of an
+        environment in another process arrives with the step or reset after the request, and the
+        result is None before the state arrives.
         """
         return None
 

@@ -119,7 +119,7 @@ class InProcessEnvironment(StoredStepsEnv):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that the last `request_state` stored; None at a second call.
 
-        Also None if the simulator cannot give its state, or has not been reset.
+        Also return None if the simulator cannot give its state, or has not been reset.
         """
         requested, self._requested = self._requested, None
         return requested
@@ -288,7 +288,9 @@ def _array(
             f"behavior {name}: {label} cannot be read as {dtype.__name__} ({error})"
         ) from error
     if not fits:
-        raise UnityObservationException(f"behavior {name}: {label} has values that are not int32")
+        raise UnityObservationException(
+            f"behavior {name}: {label} has values that are not int32; send int32"
+        )
     # Without agents, an empty list becomes an empty array of another shape, which is allowed.
     if array.shape != shape and (array.size or shape[0]):
         raise UnityObservationException(

@@ -130,7 +130,7 @@ class RemoteRegistryEntry:
         from pipeline.envs.unity import UnityEnvironment
 
         if "file_name" in kwargs:
-            raise ValueError("the registry knows file_name; do not give it")
+            raise ValueError("file_name is known from the entry of the registry; leave it out")
         # The entry's arguments come last, as in ML-Agents.
         args = [*words_of(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)

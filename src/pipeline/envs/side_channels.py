@@ -434,7 +434,7 @@ class StateChannel(SideChannel):
     def take(self) -> dict[str, Any] | None:
         """Return the state that the last `ask` requested, with the entries of `kept`.
 
-        None before the state arrives, and at a second call.
+        Return None before the state arrives, and at a second call.
         """
         answer, self._answer = self._answer, None
         return answer

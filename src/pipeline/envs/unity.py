@@ -288,8 +288,8 @@ class UnityEnvironment(StoredStepsEnv):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the environment's state at the time of the last `request_state`.
 
-        The state arrives with the step or reset after that request. None before it arrives, at a
-        second call, or if `state_refusal` gives a reason.
+        The state arrives with the step or reset after that request. Return None before the
+        state arrives, at a second call, or if `state_refusal` gives a reason.
         """
         return None if self._state is None else self._state.take()
 

@@ -318,8 +318,8 @@ class WorkerSet:
     def state_dict(self) -> list[dict[str, Any]] | None:
         """Return the workers' states at the time of the last `request_states`.
 
-        None at a second call, or if a worker's state is missing. The state of a worker in another
-        process arrives with the step or reset after the request.
+        Return None at a second call, or if a worker's state is missing. The state of a worker in
+        another process arrives with the step or reset after the request.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]

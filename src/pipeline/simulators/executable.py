@@ -171,7 +171,7 @@ def _integer(values: dict[str, str], name: str, low: int, high: int) -> int | No
     text = values.get(name)
     if text is None:
         return None
-    # `isdigit` alone accepts digits of other scripts.
+    # `isdigit` alone accepts digits of other writing systems.
     if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
         raise SettingsError(f"--{name}: '{text}' is not a whole number from {low} to {high}.")
     return int(text)

@@ -85,7 +85,7 @@ def path_hint(text: str) -> str | None:
 
 
 def executable_of(build: Path) -> Path:
-    """Return the executable at `build`: an executable, an application of macOS, or a folder.
+    """Return the executable of a build, given as executable, application of macOS, or folder.
 
     Raises:
         FetchError: There is no executable, or there are several, or they are for another platform.

@@ -371,7 +371,7 @@ class Actions:
                 raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # handled like wrong forms
         except ValueError as error:
             raise UnityEnvironmentException(
-                f"{self._where}: its action mask has {error}; give {n_choices} entries, 1 for each "
+                f"{self._where}: the action mask has {error}; give {n_choices} entries, 1 for each "
                 "allowed choice and 0 for the others, in one array or in the form that "
                 "action_space.sample(mask=...) takes."
             ) from error
@@ -379,7 +379,7 @@ class Actions:
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():
                 raise UnityEnvironmentException(
-                    f"{self._where}: its action mask forbids every choice of the discrete action "
+                    f"{self._where}: the action mask forbids every choice of the discrete action "
                     f"{branch} to an agent that must act; repair the environment's action_mask."
                 )
             first += size

@@ -121,7 +121,8 @@ def decode(data: bytes) -> dict[str, Any]:
         raise ValueError(f"these bytes are not an environment's state ({error})") from error
     if not isinstance(state, dict) or arrays.position != len(data):
         raise ValueError(
-            "these bytes are not an environment's state (no map, or more bytes follow)"
+            "these bytes are not an environment's state (the JSON is no map, or "
+            "bytes follow the arrays)"
         )
     return state
 

@@ -153,7 +153,8 @@ def _decode_observations(
 ) -> list[FloatArray]:
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
-    # The counts are compared before `row[index]` below, which would raise an IndexError.
+    # The counts are compared first, because `row[index]` below raises an IndexError if an
+    # observation is missing.
     if set(map(len, rows)) != {count}:
         info = next(info for info in infos if len(info.observations) != count)
         raise _ObservationError(
