@@ -36,8 +36,9 @@ FIRST_S, FIRST_EXCHANGES = 30.0, 10_000
 # Factor by which a silence must grow before the warning is logged again.
 _LONGER = 10
 _REMEDY = (
-    "The wait ends when an agent asks for one: in Unity each agent needs a Decision Requester (or "
-    'calls RequestDecision) and the Behavior Type "Default", and agents that end must appear again'
+    "The wait ends when an agent asks for a decision: in Unity each agent needs a Decision "
+    'Requester (or calls RequestDecision) and the Behavior Type "Default", and agents that end '
+    "must appear again"
 )
 
 
@@ -302,7 +303,8 @@ class StoredStepsEnv(BaseEnv):
         if spec is None:
             raise UnityActionException(
                 f"The group {behavior_name} does not correspond to an existing agent group in the "
-                f"environment; it has {sorted(self._specs) or 'none before the first reset'}"
+                "environment; the groups are "
+                f"{sorted(self._specs) or 'none before the first reset'}"
             )
         return spec
 

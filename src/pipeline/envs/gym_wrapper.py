@@ -174,7 +174,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         if len(specs) != 1:
             raise UnityGymException(
                 "There can only be one behavior in a UnityEnvironment if it is wrapped in a gym; "
-                f"it has {len(specs)}: {', '.join(specs) or 'none yet'}."
+                f"the environment has {len(specs)}: {', '.join(specs) or 'none yet'}."
             )
         (name,) = specs
         return str(name), specs[name]

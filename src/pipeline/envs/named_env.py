@@ -185,7 +185,10 @@ def _hint(path: str) -> str:
         return hint
     if word in registry.SIMULATORS:
         built = shell_command("pipeline", "env", "build", word, "-o", path)
-        return f"`{built}` builds it; or give the name {word} alone, which is built automatically."
+        return (
+            f"`{built}` builds the executable; or give the name {word} alone, which is built "
+            "automatically."
+        )
     if re.search(r"-v\d+$", path):
         return f"For a registered environment of Gymnasium give `gymnasium:{path}`."
     if word == path:
@@ -205,7 +208,7 @@ def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -
     with locked(f"build-{key}", f"the environment {name}"):
         program = _current_build(folder, label)
         if program is not None:
-            _log.info("%s: using its build, %s.", name, program)
+            _log.info("%s: using the build %s.", name, program)
             return program
         return _build(name, folder, label, simulator, options)
 
@@ -229,7 +232,7 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
     from pipeline.simulators.pack import inputs_of, needs_of, pack_with
 
     needs = needs_of(simulator, options)  # this comes first, because it detects mistakes in a name
-    _log.info("%s: building it into %s, for all later runs.", name, folder)
+    _log.info("%s: building into %s, for all later runs.", name, folder)
     # The inputs are read before packing: a file that changes meanwhile causes a new build.
     inputs = inputs_of(needs)
     folder.mkdir(parents=True, exist_ok=True)

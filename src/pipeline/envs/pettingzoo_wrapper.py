@@ -296,7 +296,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 # report that an action is wrong.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
-                        f"Invalid action, got {action} for {agent}; it must be in "
+                        f"Invalid action, got {action} for {agent}; the action must be in "
                         f"{self.action_space(agent)}"
                     )
                 parts = action if spec.continuous_size and spec.discrete_size else (action, action)

@@ -107,7 +107,7 @@ class RemoteRegistryEntry:
         if url is None:
             raise MissingBinaryError(
                 f"The entry {self.identifier} does not contain a valid url for this platform "
-                f"({platform}); it has {', '.join(self.urls) or 'none'}."
+                f"({platform}); platforms with a url: {', '.join(self.urls) or 'none'}."
             )
         sha256 = self._sha256.get(platform) or self._trusted(url, max_bytes)
         folder = fetching.fetch(url, sha256=sha256, max_bytes=max_bytes)

@@ -121,7 +121,7 @@ class UnityEnvironment(StoredStepsEnv):
         if file_name is None and worker_id != 0:
             raise UnityEnvironmentException(
                 "If the environment name is None, the worker-id must be 0 in order to connect with "
-                f"the Editor; it is {worker_id}."
+                f"the Editor; the worker-id is {worker_id}."
             )
         self.academy_capabilities = m.UnityRLCapabilitiesProto()
         self._use(SideChannelManager(side_channels or ()))

@@ -433,7 +433,7 @@ class WorkerSet:
             return spec
         raise UnityActionException(
             f"The group {behavior_name} does not correspond to an existing agent group in any of "
-            f"{len(self.envs)} environments; they have {sorted(self.behavior_specs)}"
+            f"{len(self.envs)} environments; the groups are {sorted(self.behavior_specs)}"
         )
 
 

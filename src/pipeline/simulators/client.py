@@ -308,7 +308,7 @@ class Session:
         elif kind in (UNIFORM, GAUSSIAN):
             values = [message.read_float32(), message.read_float32()]
         else:
-            _log.warning("Parameter '%s': its sampler type %d is unknown; ignored.", name, kind)
+            _log.warning("Parameter '%s': the sampler type %d is unknown; ignored.", name, kind)
             return
         sampler = Sampler(kind=kind, values=tuple(values), seed=seed)
         self._controls.set_sampler(name, sampler)

@@ -405,13 +405,13 @@ def verify(executable: Path, env_id: str) -> None:
     if code != 0:
         raise StageError(
             f"{env_id}: the packed executable does not run with its own files only "
-            f"({_last_line(output)}); it lacks a module that is imported later, or a file "
+            f"({_last_line(output)}); missing is a module that is imported later, or a file "
             "that no package lists."
         )
 
 
 def _last_line(output: str) -> str:
-    return output.splitlines()[-1] if output else "it printed nothing"
+    return output.splitlines()[-1] if output else "no output"
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:

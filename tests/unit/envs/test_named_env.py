@@ -139,7 +139,10 @@ def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(fo
         ("CartPole-v1", r"[Aa] registered environment of Gymnasium.*`gymnasium:CartPole-v1`\."),
         ("balnce_ball", r"No simulator has this name \(did you mean 'balance_ball'\?\)\. Give a p"),
         ("Game", r"No simulator has this name\. Give a path \(\./Game\), a simulator"),
-        ("build/tag", "`pipeline env build tag -o build/tag` builds it; or give the name tag"),
+        (
+            "build/tag",
+            "`pipeline env build tag -o build/tag` builds the executable; or give the name tag",
+        ),
         (
             "build/game",
             r"`pipeline env build NAME -o build/game` builds an executable of a simulator\. Or",
@@ -168,11 +171,11 @@ def test_environment_is_built_once_and_again_when_the_source_of_its_module_chang
     first = executable_of(NAME)
     assert first.read_text() == "1"
     assert first.is_relative_to(CACHE)
-    assert "my_env:make: building it into build/cache/my_env-make-" in caplog.text
+    assert "my_env:make: building into build/cache/my_env-make-" in caplog.text
     caplog.clear()
     assert executable_of(NAME) == first
     assert [record.getMessage() for record in caplog.records] == [
-        f"my_env:make: using its build, {first}."
+        f"my_env:make: using the build {first}."
     ]
     (folder / "my_env.py").write_text("2")
     second = executable_of(NAME)

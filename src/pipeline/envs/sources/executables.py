@@ -119,7 +119,7 @@ def runs_headless(executable: Path) -> bool:
     if native:
         _log.info(
             "There is no display, so %s runs with no_graphics, and cameras see nothing. "
-            "PIPELINE_GRAPHICS=1 starts it as with a display.",
+            "Set PIPELINE_GRAPHICS=1 to start it with graphics.",
             executable.name,
         )
     return native

@@ -183,8 +183,8 @@ def locked(name: str, what: str) -> Iterator[None]:
             lock.acquire(timeout=_WAIT_S)
         except Timeout:
             raise FetchError(
-                f"another process has worked on {what} for {_WAIT_S / 60:.0f} minutes; end it and "
-                "try again"
+                f"another process has worked on {what} for {_WAIT_S / 60:.0f} minutes; end that "
+                "process and try again"
             ) from None
     try:
         yield

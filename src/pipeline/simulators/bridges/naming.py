@@ -144,8 +144,8 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
         if kind in makers:
             return makers[kind], kind
     raise SettingsError(
-        f"{env_id}: it has {' and '.join(makers) or 'neither env nor parallel_env'}, but api is "
-        f"{api}; choose another api or environment."
+        f"{env_id}: the environment has {' and '.join(makers) or 'neither env nor parallel_env'}, "
+        f"but api is {api}; choose another api or environment."
     )
 
 

@@ -84,7 +84,7 @@ class Copy:
             refuse_returned(self.env, "reset", None, error, where=self._where)
         if not self.env.agents:
             raise UnityEnvironmentException(
-                f"{self._where}: it has no agents after a reset; repair the environment."
+                f"{self._where}: there are no agents after a reset; repair the environment."
             )
         return begun
 
@@ -331,8 +331,8 @@ class PettingZooSimulator(Bridge):
         _check_groups(id, groups, kind)
         if not getattr(envs[0], "possible_agents", None):
             raise SettingsError(
-                f"{id}: it has no possible_agents, so its behaviors cannot be known before it "
-                "runs; wrap the environment so that it lists them."
+                f"{id}: the environment has no possible_agents, so its behaviors cannot be known "
+                "before it runs; use a wrapper that lists the agents."
             )
         # `possible_agents`, unlike `agents`, never changes: its indices are the agents' numbers.
         agents = list(envs[0].possible_agents)

@@ -80,7 +80,7 @@ class BalanceBall(SoloAreas):
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
         # One `MjData` is enough, because there is one thread and all models have equal sizes.
         self._data = [MjData(self._models[0])]
-        # The rollout has no threads, because several environments share the processors.
+        # The rollout has no threads of its own, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
         # `_platform` is not made by `_keep`, because the area is its last axis and not its first.

@@ -189,7 +189,7 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
         if other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
-                f"{sent}; the behavior has the order {names}, and all its agents must have it."
+                f"{sent}; the behavior has the order {names}, and all its agents must send it."
             )
         if sent != names:
             note_other_names(name, str(names), str(sent))

@@ -120,7 +120,7 @@ def increment(payload: bytes, window: int) -> int:
     """Return the number of bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
     credit: int = struct.unpack(">I", payload)[0] & LARGEST_WINDOW
     if credit == 0:
-        raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE by 0")
+        raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE with an increment of 0")
     if window + credit > LARGEST_WINDOW:
         raise FrameError(FLOW_CONTROL_ERROR, "a WINDOW_UPDATE beyond the largest window")
     return credit

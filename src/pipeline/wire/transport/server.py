@@ -500,7 +500,7 @@ class Server(calls.CallServer):
                 for accepted in accepted_from(listener, BACKLOG):
                     # No GOAWAY is sent, because clients would connect again at once.
                     accepted.close()
-                    self._warn("A connection is refused: the environment has another one.")
+                    self._warn("A connection is refused: the environment has another connection.")
 
     def _warn(self, message: str, *values: str | int) -> None:
         """Log a line about another client: the first ten as warnings, later ones at level DEBUG."""
