@@ -300,8 +300,8 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Number of random steps. Most episodes end within them, so that modules that an environment imports
-# at a reset are found, too.
+# Number of random steps. Most episodes are shorter, so modules that an environment imports at a
+# reset are found, too.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -432,7 +432,8 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
         for name in sorted(set(owners.get(module.partition(".")[0], ()))):
             if name not in contents:
                 contents[name] = _content(name)
-            # Distributions may share a top package: the module belongs to the one that lists it.
+            # Distributions may share a top package: the module belongs to the distribution that
+            # lists its file.
             if os.path.realpath(file) in contents[name]:
                 distributions.add(name)
                 files[relative.as_posix()] = Path(file)

@@ -306,7 +306,7 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
 # Longest path on Linux (PATH_MAX), so no link can have a longer target.
 _MAX_LINK_BYTES = 4096
 # First bytes of ELF files, scripts and Mach-O files. Such files get the permission to be executed,
-# which many zip archives lack.
+# because many zip archives store no permissions.
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
 # Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
@@ -419,7 +419,7 @@ class _Unpacking:
                 entry.type = tarfile.DIRTYPE if is_folder else kind
                 self._count(entry)
                 with archive.open(info) as content:
-                    # In a zip archive, a link's content is its target.
+                    # In a zip archive, the content of a link is the path of its target.
                     if entry.issym():
                         entry.linkname = content.read(_MAX_LINK_BYTES).decode(errors="replace")
                         links.append(entry)

@@ -401,7 +401,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     elif kind == _BOX:
         corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
         for face in _FACES:
-            # Corners are sorted around the face, because edges would cross in their numeric order.
+            # The order goes around the face; in the order of `_CORNERS` the edges would cross.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
     # All other kinds, such as meshes, are drawn as their bounding sphere.
     else:

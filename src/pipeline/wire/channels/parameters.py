@@ -92,7 +92,7 @@ class Parameters:
         self._sources[name] = float(value)
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
-        """From now on, let each reading of a parameter draw its value from `sampler`."""
+        """Make each later reading of a parameter return a new draw from `sampler`."""
         self._sources[name] = Source(sampler)
 
     def read(self, name: str, default: float) -> float:

@@ -192,7 +192,7 @@ class GrpcServer(calls.CallServer):
             if not calls.can_start_or_resume(request, has_begun=self._owner is not None):
                 return calls.NO_GREETING
             if self._owner is not None and calls.is_handshake(request):
-                # The environment was started again: its old conversation is lost for good.
+                # The environment was started again, so its old conversation cannot continue.
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):
