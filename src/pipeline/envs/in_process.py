@@ -128,7 +128,8 @@ class InProcessEnvironment(StoredStepsEnv):
         """Restore a state from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: The state belongs to another simulator.
+            ValueError: The simulator cannot be restored, or the state is damaged.
+            UnityObservationException: The simulator has another specification than the state.
         """
         self._check_loaded()
         contents = codec.decode(state["environment"].tobytes())

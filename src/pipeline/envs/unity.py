@@ -298,6 +298,7 @@ class UnityEnvironment(StoredStepsEnv):
 
         Raises:
             ValueError: There is no `StateChannel`, or the environment does not restore the state.
+            UnityObservationException: The environment has another specification than the state.
         """
         if self._state is None:
             super().load_state_dict(state)

@@ -329,7 +329,8 @@ class WorkerSet:
         """Restore states from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: The states belong to other workers.
+            ValueError: The number of states is wrong, or an environment cannot be restored.
+            UnityObservationException: An environment has another specification than the state.
         """
         for env, state in zip(self.envs, states, strict=True):
             env.load_state_dict(state)
