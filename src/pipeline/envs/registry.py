@@ -123,6 +123,7 @@ class RemoteRegistryEntry:
         """Fetch the environment, and launch it with the keywords `kwargs` of `UnityEnvironment`.
 
         Raises:
+            ValueError: `kwargs` have `file_name`.
             FetchError: The archive cannot be fetched.
             UnityException: The environment cannot be launched.
         """

@@ -78,7 +78,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:
-    """Raise FrameError if a frame's header is malformed; unknown kinds pass, as the RFC demands.
+    """Raise FrameError if a frame's header is malformed; accept unknown kinds, as RFC 9113 demands.
 
     Only DATA frames may be as large as the announced limit: all other frames are small.
     """
