@@ -123,7 +123,7 @@ def test_shipped_model_runs_with_any_batch_size(models, name, n_agents):
         assert (action.discrete < np.array(spec.action_spec.discrete_branches or 1)).all()
 
 
-def test_hallway_rebuilt_from_its_weights_gives_equal_logits_and_memories(models):
+def test_hallway_model_rebuilt_from_its_weights_gives_equal_logits_and_memories(models):
     """Checks gate order, memory layout and body over 12 steps, each model with its own memory."""
     theirs = onnx.load(models / "Hallway.onnx")
     spec = SPECS["Hallway"]
@@ -181,7 +181,7 @@ def give(layers, weights):
 
 
 @pytest.mark.parametrize("n_tiles", [0, 1, 7, 20])
-def test_sorter_rebuilt_from_its_weights_gives_equal_logits(models, n_tiles):
+def test_sorter_model_rebuilt_from_its_weights_gives_equal_logits(models, n_tiles):
     """Checks padding, embeddings, heads, scale and mean of attention by the logits."""
     theirs = onnx.load(models / "Sorter.onnx")
     spec = SPECS["Sorter"]

@@ -142,7 +142,7 @@ def test_process_that_is_not_the_environment_and_connects_first_is_refused_and_n
         assert env.get_steps("Echo?team=0")[0].obs[0][0, 1] == 7.0
     name = psutil.Process().name()
     who = f"process {os.getpid()} ('{name}') of user {psutil.Process().username()}"
-    assert f"A call on port {env.port} is refused: it comes from {who}" in caplog.text
+    assert f"A call on port {env.port} is refused: the client is {who}" in caplog.text
     stranger.close()
 
 
@@ -179,7 +179,7 @@ def test_connection_from_a_process_of_another_user_is_refused(monkeypatch, is_st
         with server.accept()[0] as accepted:
             refusal = check.refusal_at(accepted)
     assert refusal is not None
-    assert refusal.startswith("it comes from ")
+    assert refusal.startswith("the client is ")
     assert ("over ssh as that user" in refusal) != is_started_here
     assert ("give --attach" in refusal) == is_started_here
 
@@ -212,7 +212,9 @@ def test_first_connecting_process_is_accepted_if_the_system_cannot_identify_proc
 def test_side_channel_message_with_too_many_frames_is_refused():
     limit = side_channels.MAX_FRAMES
     assert len(side_channels.unpack(bytes(20) * limit)) == limit == 100_000
-    with pytest.raises(UnityEnvironmentException, match="has more than 100000 frames, the last of"):
+    with pytest.raises(
+        UnityEnvironmentException, match="has more than 100000 frames, the last one"
+    ):
         side_channels.unpack(bytes(20) * (limit + 1))
 
 

@@ -152,9 +152,9 @@ def test_video_frame_keeps_brightness_of_the_rendered_image(dtype):
         (spaces.MultiBinary(3), [0, 2, 1], "part 1 is 2, allowed are 0 to 1"),
         (spaces.MultiBinary([2, 2]), [[0, 1], [-1, 1]], "part 1, 0 is -1, allowed are 0 to 1"),
         (spaces.MultiBinary(2), [0, 0.5], "part 1 is 0.5, allowed are 0 to 1"),
-        (spaces.Discrete(3), 3, "it is 3, allowed are 0 to 2"),
-        (spaces.Discrete(3, start=-1), 2, "it is 2, allowed are -1 to 1"),
-        (spaces.Discrete(3), 0.5, "it is 0.5, allowed are 0 to 2"),
+        (spaces.Discrete(3), 3, "the value is 3, allowed are 0 to 2"),
+        (spaces.Discrete(3, start=-1), 2, "the value is 2, allowed are -1 to 1"),
+        (spaces.Discrete(3), 0.5, "the value is 0.5, allowed are 0 to 2"),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
@@ -323,7 +323,7 @@ def test_action_mask_in_the_form_of_space_sample_allows_the_same_actions_as_spac
     ("space", "mask", "said"),
     [
         (TREE, {"moves": np.ones(3)}, "has the part 'moves', but the action has ['aim', 'arms',"),
-        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', but the action has it;"),
+        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', which the action has;"),
         (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, but the action has 2;"),
         (TREE["arms"], {"a": np.int8([0, 1])}, "has 2 entries; give 7 entries, 1 for each"),
         (TREE["bits"], np.ones(4, np.int8), "has 4 entries; give 6 entries"),
@@ -332,7 +332,7 @@ def test_action_mask_in_the_form_of_space_sample_allows_the_same_actions_as_spac
     ],
 )
 def test_action_mask_with_a_wrong_structure_or_length_is_refused(space, mask, said):
-    with pytest.raises(UnityEnvironmentException, match="mine: its action mask has ") as refused:
+    with pytest.raises(UnityEnvironmentException, match="mine: the action mask has ") as refused:
         Actions(space, where="mine").forbidden(mask)
     assert said in str(refused.value)
     assert str(refused.value).endswith("in the form that action_space.sample(mask=...) takes.")

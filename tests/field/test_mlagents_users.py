@@ -253,7 +253,7 @@ def test_environment_that_is_no_program_of_this_system_is_refused_with_file_type
     said = said.replace("give it with --env", "name a build for this system")
     if (kind, mode) == ("elf", 0o644):
         said = "chmod"
-    assert f"{path}: it" in message
+    assert f"{path}: the file" in message
     assert said in message
 
 

@@ -163,7 +163,9 @@ class LeavesAtOnce(field_environments.FirstMayFold):
         (LeavesAtOnce, 0, "the agent 'p_0' has left without a last"),
     ],
 )
-def test_environment_that_keeps_ended_agents_is_refused_with_their_names(env_class, n_steps, said):
+def test_environment_that_ends_agents_against_the_rules_of_pettingzoo_is_refused(
+    env_class, n_steps, said
+):
     sim = PettingZooSimulator(id=[env_class()])
     steps = sim.reset()
     for _ in range(n_steps):

@@ -170,7 +170,7 @@ def test_rnd_reward_is_equal_for_observations_near_zero_and_shifted_far_from_zer
 
 @pytest.mark.slow
 def test_ppo_learns_from_observations_far_from_zero(tmp_path):
-    """At best 10, by chance 5."""
+    """The best return is 10; a random policy has 5."""
     env = field_environments.FarFromZero()
     result = pipeline.train(env, FOLDER / "ppo.yaml", seed=1, run_dir=tmp_path)
     (curves,) = result.curves.values()

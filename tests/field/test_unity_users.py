@@ -109,15 +109,15 @@ def lines(caplog) -> list[str]:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([sent(announces=False)], "it has announced no behavior"),
-        ([sent()], "its last message has no agents of its behaviors ['Ball?team=0']"),
+        ([sent(announces=False)], "the environment has announced no behavior"),
+        ([sent()], "last message has no agents of the behaviors ['Ball?team=0']"),
         (
             [sent(ended=3), sent(announces=False, ended=2)],
-            "its last message has ended agents only: 2 of Ball?team=0",
+            "last message has ended agents only: 2 of Ball?team=0",
         ),
         (
             [sent(asking=2), sent(announces=False)],
-            "its last message has no agents of its behaviors ['Ball?team=0']",
+            "last message has no agents of the behaviors ['Ball?team=0']",
         ),
     ],
     ids=["no behavior", "a behavior without agents", "all agents done", "agents stop appearing"],
@@ -163,7 +163,10 @@ def test_hanging_player_causes_a_warning_before_its_time_out(caplog):
         with pytest.raises(UnityTimeOutException):
             env.step()
     first, *later = lines(caplog)
-    assert "0 messages and 30 s of waiting; it has not answered the actions of 2 of" in first
+    assert (
+        "0 messages and 30 s of waiting; the environment has not answered the actions of 2 of"
+        in first
+    )
     assert len(later) == 2  # after 300 and 3000 s
 
 
@@ -256,7 +259,9 @@ echo $! > "$HELPER"
 @pytest.mark.parametrize(
     "end", ["good end", "exit 0", "exit 3", "killed", "an error of ours", "restart"]
 )
-def test_helper_process_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypatch, end):
+def test_helper_process_of_a_wrapper_script_ends_when_the_environment_ends(
+    tmp_path, monkeypatch, end
+):
     monkeypatch.setenv("HELPER", str(tmp_path / "helper"))
     program = tmp_path / "wrapper.sh"
     program.write_text(WITH_HELPER.format(end=f"{end}\n" if end.startswith("exit") else ""))
@@ -350,12 +355,12 @@ def test_error_of_a_failed_player_quotes_its_log_and_output(tmp_path, mode, kind
 
     with pytest.raises(kind) as caught:
         play()
-    *_, quoted = str(caught.value).partition(" The last lines of its ")
+    *_, quoted = str(caught.value).partition(" The last lines of the environment's ")
     lines = quoted.splitlines()
     assert lines[:3] == [
         f"{logs}/Player-0.log:",
         "player: out of memory",
-        "The last lines of its output:",
+        "The last lines of the environment's output:",
     ]
     assert (lines[3], lines[-1]) == ("wrapper: no libvulkan", last)
 

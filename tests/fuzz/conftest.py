@@ -1,4 +1,4 @@
-"""Ignores the fuzz tests on systems without Linux's /proc, from which their frame measures."""
+"""Leaves out the fuzz tests on systems without Linux's /proc, from which they read the memory."""
 
 from __future__ import annotations
 

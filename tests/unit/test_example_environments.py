@@ -62,7 +62,7 @@ def test_each_example_is_built_trained_exported_and_evaluated(name, folder, capl
         model = f"results/one/{behavior}.onnx"
         assert cli.main(["evaluate", model, "--env", name, "--episodes", "2"]) == 0
     text = caplog.text
-    assert text.count(f"{name}: building it into build/cache/") == 1
-    assert text.count(f"{name}: using its build, build/cache/") == 1
+    assert text.count(f"{name}: building into build/cache/") == 1
+    assert text.count(f"{name}: using the build build/cache/") == 1
     rows = (folder / "results/one/progress.csv").read_text().splitlines()
     assert len(rows) >= 3

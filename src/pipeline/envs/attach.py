@@ -57,7 +57,7 @@ def attach_workers(
         base_port: TCP port of player 0; None for the port that the Unity Editor calls.
         side_channels: returns new side channels for one player.
         restarts: settings with the limits of reconnections; None: a lost player's error is raised.
-        num_areas: number of training areas in each player, if it replicates them.
+        num_areas: number of training areas in each player, if the player replicates its area.
 
     Raises:
         UnityWorkerInUseException: A port is taken.
@@ -69,7 +69,8 @@ def attach_workers(
         # All ports are opened first, so that a taken port is noticed before players are started.
         for player in range(n_players):
             servers.append(_listening(player, base_port))
-            # The server is pushed at once, so that it is closed if the next port is taken.
+            # Each server is pushed on the stack at once, so that it is closed if a later port is
+            # taken.
             stack.push(servers[-1])
         names = [
             f"player {k} of {n_players} on port {server.port}"
@@ -114,7 +115,8 @@ def attach_workers(
             except (UnityCommunicationException, UnityCommunicatorStoppedException) as error:
                 _log.warning("Waiting for %s again: %s", names[worker], one_line(error))
             else:
-                # A refused player stays missing, so that its user can start another player.
+                # Only a connected player is no longer missing: after a refusal, the user can start
+                # another player.
                 missing.remove(worker)
                 _log.info("Connected: %s.", names[worker])
         workers = WorkerSet(
@@ -129,7 +131,7 @@ def attach_workers(
 
 
 def _listening(player: int, base_port: int | None) -> AnyServer:
-    # The Editor always calls on the same port, so one player needs no option.
+    # The Editor always calls on the same port, so one Editor needs no `base_port`.
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
     remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
     return listen_for(player, first + player, remedy)

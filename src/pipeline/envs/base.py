@@ -36,8 +36,9 @@ FIRST_S, FIRST_EXCHANGES = 30.0, 10_000
 # Factor by which a silence must grow before the warning is logged again.
 _LONGER = 10
 _REMEDY = (
-    "The wait ends when an agent asks: in Unity each agent needs a Decision Requester (or calls "
-    'RequestDecision) and the Behavior Type "Default", and agents that end must appear again'
+    "The wait ends when an agent asks for a decision: in Unity each agent needs a Decision "
+    'Requester (or calls RequestDecision) and the Behavior Type "Default", and agents that end '
+    "must appear again"
 )
 
 
@@ -110,16 +111,16 @@ class SilenceWatch:
 
 
 def last_message(steps: Mapping[str, Steps], known: Iterable[str]) -> str:
-    """Return a description of an environment's last message, from the agents in it."""
+    """Describe an environment's last message for the warning: which agents are in the message."""
     waiting = {name: len(decision) for name, (decision, _) in steps.items() if len(decision)}
     if waiting:
-        return f"it has not answered the actions of {_counts(waiting)}"
+        return f"the environment has not answered the actions of {_counts(waiting)}"
     ended = {name: len(terminal) for name, (_, terminal) in steps.items() if len(terminal)}
     if ended:
-        return f"its last message has ended agents only: {_counts(ended)}"
+        return f"the environment's last message has ended agents only: {_counts(ended)}"
     if names := sorted(known):
-        return f"its last message has no agents of its behaviors {brief(names)}"
-    return "it has announced no behavior"
+        return f"the environment's last message has no agents of the behaviors {brief(names)}"
+    return "the environment has announced no behavior"
 
 
 def _counts(agents: Mapping[str, int]) -> str:
@@ -191,14 +192,14 @@ class BaseEnv(ABC):
         return f"{type(self).__name__} has no state_dict"
 
     def request_state(self) -> None:  # noqa: B027  # by default there is no state
-        """Ask for the present state, between two steps; `state_dict` returns it."""
+        """Ask for the present state, which `state_dict` returns; to be called between two steps."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the environment's state at the time of the last `request_state`.
 
-        None at a second call, or if the environment cannot give its state. The state of an
-        environment in another process arrives with the step or reset after the request; None
-        before it arrives.
+        Return None at a second call, or if the environment cannot give its state. The state of an
+        environment in another process arrives with the step or reset after the request, and the
+        result is None before the state arrives.
         """
         return None
 
@@ -302,12 +303,13 @@ class StoredStepsEnv(BaseEnv):
         if spec is None:
             raise UnityActionException(
                 f"The group {behavior_name} does not correspond to an existing agent group in the "
-                f"environment; it has {sorted(self._specs) or 'none before the first reset'}"
+                "environment; the groups are "
+                f"{sorted(self._specs) or 'none before the first reset'}"
             )
         return spec
 
     def _take_actions(self) -> dict[str, ActionTuple]:
-        """Return each behavior's actions for all agents that asked; forget the set actions."""
+        """Return each behavior's actions for the agents that asked for a decision; forget them."""
         # As in ML-Agents, an action is never repeated in the next step.
         actions, self._actions = self._actions, {}
         taken = {}
@@ -330,7 +332,7 @@ class StoredStepsEnv(BaseEnv):
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
-            # Methods are stored as numbers: checkpoints have plain values only.
+            # Aggregation methods are stored as numbers, because checkpoints have plain values only.
             "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 
@@ -362,7 +364,7 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
     """Raise UnityActionException unless `action` has the shapes for `n_agents` agents."""
     sizes = spec.action_spec.continuous_size, len(spec.action_spec.discrete_branches)
     parts: tuple[AnyArray | None, ...] = action.continuous, action.discrete
-    # The shapes must be exact, because NumPy would broadcast others without an error.
+    # The shapes must be exact, because NumPy would broadcast other shapes without an error.
     for kind, got, size in zip(("continuous", "discrete"), parts, sizes, strict=True):
         shape, expected = None if got is None else got.shape, (n_agents, size)
         if shape != expected:

@@ -15,7 +15,9 @@ from pipeline.errors import StageError
 _log = logging.getLogger(__name__)
 
 SCRATCH = "PIPELINE_SCRATCH"
-"""Environment variable with a folder on the cluster node's disk; `$NAME` in it is expanded."""
+"""Environment variable with the path of a folder on the cluster node's disk; variables in the path,
+such as `$USER`, are expanded.
+"""
 DESCRIPTION = "environment.json"
 
 
@@ -26,7 +28,7 @@ class Build:
     file: Path
     args: tuple[str, ...]
     simulator: str | None
-    """Name of the built-in simulator inside, which has an expert; None for other executables."""
+    """Name of the built-in simulator in `file`, for its expert; None for other executables."""
 
 
 def folder_of(environment: str) -> Path:
@@ -67,8 +69,8 @@ def load(folder: Path) -> Build:
 def _local_copy(folder: Path) -> Path:
     """Return a build's copy below PIPELINE_SCRATCH, or `folder` if this variable is not set.
 
-    A build is copied once for each content. Every process of the environment reads the build, which
-    may have gigabytes.
+    A build is copied again only if its content has changed. The copy avoids that each process of
+    the environment reads gigabytes over the network.
     """
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:

@@ -42,11 +42,11 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         unity_env: an environment; or the path of an executable; or a function that takes a seed and
             returns an environment. With a path or a function, `reset(seed=...)` starts a new
             environment with that seed; an environment that runs already keeps its seed.
-        uint8_visual: give images as uint8 from 0 to 255 instead of float32 from 0 to 1.
+        uint8_visual: return images as uint8 from 0 to 255 instead of float32 from 0 to 1.
         flatten_branched: use one Discrete that numbers all combinations of the branches' choices;
             the choice of the last branch changes fastest.
-        allow_multiple_obs: give a tuple of all images and one vector of all other numbers; else
-            the first image, or the vector if there is no image.
+        allow_multiple_obs: return a tuple of all images and one vector that joins all vector
+            observations; else only the first image, or the vector if there is no image.
         action_space_seed: seed of `action_space.sample`.
 
     Raises:
@@ -89,7 +89,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
                 choices = itertools.product(*map(range, actions.discrete_branches))
                 self._flat = np.array(list(choices), dtype=np.int32)
             self.action_space = action_space_of(actions, self._flat)
-        # A constructor that raises has no `close`, so the environment's process is ended here.
+        # Nobody can call `close` after the constructor has raised, so the environment is closed
+        # here.
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -98,7 +99,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a new episode, and return its first observation and info; `seed`: see the class."""
+        """Begin a new episode, and return its observation and info; see the class for `seed`."""
         super().reset(seed=seed, options=options)
         if seed is not None and self._make is not None:
             # An executable reads its seed only when it starts.
@@ -173,7 +174,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         if len(specs) != 1:
             raise UnityGymException(
                 "There can only be one behavior in a UnityEnvironment if it is wrapped in a gym; "
-                f"it has {len(specs)}: {', '.join(specs) or 'none yet'}."
+                f"the environment has {len(specs)}: {', '.join(specs) or 'none yet'}."
             )
         (name,) = specs
         return str(name), specs[name]
@@ -260,7 +261,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
     """
 
     def seed(self, seed: Any = None) -> None:
-        """Log a warning that `seed` has no effect, as in ML-Agents, and how to set a seed."""
+        """Log a warning that says how to set a seed: `seed` has no effect, as in ML-Agents."""
         _log.warning(
             "seed(%s) has no effect: pass a path to the wrapper, and a seed to reset().", seed
         )
@@ -289,7 +290,7 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:
-    # Truncation would darken an image by half a step on average.
+    # The values are rounded, because truncation would darken an image by half a step on average.
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 

@@ -96,15 +96,15 @@ class InProcessEnvironment(StoredStepsEnv):
             state = state_of(self._simulator)
             if state is None:
                 return no_state(self._simulator)
-            # The state is encoded now, because a state that is too large or has values of other
-            # types must be noticed before the first checkpoint.
+            # The state is encoded now, so that a state that is too large, or has values of
+            # unsupported types, is noticed before the first checkpoint.
             codec.message(codec.StateMessageType.STATE, codec.encode(state))
         except ValueError as error:
             return str(error)
         return None
 
     def request_state(self) -> None:
-        """Store the present state, between two steps; `state_dict` returns it."""
+        """Store the present state, which `state_dict` returns; to be called between two steps."""
         simulator = state_of(self._simulator) if self._is_reset else None
         if simulator is None:
             self._requested = None
@@ -119,7 +119,7 @@ class InProcessEnvironment(StoredStepsEnv):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that the last `request_state` stored; None at a second call.
 
-        Also None if the simulator cannot give its state, or has not been reset.
+        Also return None if the simulator cannot give its state, or has not been reset.
         """
         requested, self._requested = self._requested, None
         return requested
@@ -128,7 +128,8 @@ class InProcessEnvironment(StoredStepsEnv):
         """Restore a state from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: The state belongs to another simulator.
+            ValueError: The simulator cannot be restored, or the state is damaged.
+            UnityObservationException: The simulator has another specification than the state.
         """
         self._check_loaded()
         contents = codec.decode(state["environment"].tobytes())
@@ -288,7 +289,9 @@ def _array(
             f"behavior {name}: {label} cannot be read as {dtype.__name__} ({error})"
         ) from error
     if not fits:
-        raise UnityObservationException(f"behavior {name}: {label} has values that are not int32")
+        raise UnityObservationException(
+            f"behavior {name}: {label} has values that are not int32; send int32"
+        )
     # Without agents, an empty list becomes an empty array of another shape, which is allowed.
     if array.shape != shape and (array.size or shape[0]):
         raise UnityObservationException(

@@ -1,4 +1,4 @@
-"""Processes of environments: find the executable, start it, watch it and end it."""
+"""Processes of environments: finds an executable, and starts, watches and ends its process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 # Number of the option PR_SET_PDEATHSIG in linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
-# Number of lines and bytes of the output that an error message quotes.
+# Largest number of lines, and of bytes, of the output that an error message quotes.
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
 # The file descriptor of this process's standard error.
@@ -64,7 +64,7 @@ def find_executable(file_name: str | Path) -> Path:
     for extension in _EXTENSIONS:
         # The extension is removed wherever it occurs in the name, as in ML-Agents.
         bare = bare.replace(extension, "")
-    # The unchanged name comes last, because a folder in the path may have such an extension.
+    # The unchanged name is tried, too, because a folder in the path may have such an extension.
     for candidate in [*_candidates(Path(bare)), Path(name)]:
         if candidate.is_file():
             return candidate.absolute()
@@ -200,10 +200,14 @@ class EnvironmentProcess:
         # The log file does not have the messages of a wrapper script, but the output does.
         if not self._output.closed:
             texts["output"] = _last_lines(self._output)
-        quotes = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
+        quotes = [
+            f"The last lines of the environment's {x}:\n{text}" for x, text in texts.items() if text
+        ]
         if not quotes:
             quotes = [
-                "What it printed is above." if self._prints_to_stderr else "It printed nothing."
+                "The environment's output is above."
+                if self._prints_to_stderr
+                else "The environment printed nothing."
             ]
         return " " + "\n".join(quotes)
 
@@ -300,23 +304,23 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
-    # The file exists, so its first bytes can tell what it is.
+    # After these errors the file exists, so its first bytes can tell what it is.
     is_found = isinstance(error, PermissionError) or error.errno == errno.ENOEXEC
     kind = files.kind_of(path, program="name a build for this system") if is_found else None
     if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
-        why = f"it {kind}"
+        why = f"the file {kind}"
     elif isinstance(error, PermissionError):
-        # The path is normalized, because one with `..` may contain a folder that does not exist any
-        # more.
+        # The path is normalized, because a path with `..` may contain a folder that does not exist
+        # any more.
         target = os.path.normpath(path)
-        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
+        why = f"the file may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
-            "this system cannot run it (exec format error): it is a build for another platform, "
-            "a script without a '#!' line, or not an executable"
+            "this system cannot run the file (exec format error): it is a build for another "
+            "platform, a script without a '#!' line, or not an executable"
         )
     elif isinstance(error, FileNotFoundError):
-        why = "it, or the interpreter that its '#!' line names, does not exist"
+        why = "the file, or the interpreter that its '#!' line names, does not exist"
     else:
         why = str(error)
     return UnityEnvironmentException(f"Couldn't launch the environment {path}: {why}.")

@@ -79,7 +79,7 @@ def environment_of(name: str) -> EnvironmentParams:
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment `name` of params.yaml in the current folder; None if it has none."""
+    """Return the environment `name` of params.yaml in the current folder; None if there is none."""
     try:
         node = read_yaml(_PARAMS)
     except SettingsError:  # there is no params.yaml, or it has no valid YAML
@@ -90,7 +90,11 @@ def _of_params(name: str) -> EnvironmentParams | None:
         node = node.value[key]
     environment = EnvironmentParams.from_node(node, f"environments.{name}")
     args = " ".join(environment.args)
-    hint = f" Only stages use its args; here give them: --env-args {args}" if args else ""
+    hint = (
+        f" Only stages use the args of params.yaml; here give them: --env-args {args}"
+        if args
+        else ""
+    )
     _say_once(f"{name}: the environment of {node.where}.{hint}")
     if isinstance(environment, FetchSource | UnitySource):
         folder = executable.folder_of(name)
@@ -112,7 +116,7 @@ def _say_once(text: str) -> None:
 
 
 def executable_of(name: str) -> Path:
-    """Return the executable of a named environment, built now unless a current build exists.
+    """Return the executable of a named environment, built now unless an up-to-date build exists.
 
     Raises:
         PipelineError: There is no environment of this name, or it cannot be built.
@@ -181,7 +185,10 @@ def _hint(path: str) -> str:
         return hint
     if word in registry.SIMULATORS:
         built = shell_command("pipeline", "env", "build", word, "-o", path)
-        return f"`{built}` makes it; or give the name {word} alone, which is built automatically."
+        return (
+            f"`{built}` builds the executable; or give the name {word} alone, which is built "
+            "automatically."
+        )
     if re.search(r"-v\d+$", path):
         return f"For a registered environment of Gymnasium give `gymnasium:{path}`."
     if word == path:
@@ -189,7 +196,7 @@ def _hint(path: str) -> str:
     if near := files.similar(path).removeprefix("; d"):
         return f"D{near}"
     built = shell_command("pipeline", "env", "build", "NAME", "-o", path)
-    return f"`{built}` makes one. Or give {FORMS}."
+    return f"`{built}` builds an executable of a simulator. Or give {FORMS}."
 
 
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
@@ -201,7 +208,7 @@ def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -
     with locked(f"build-{key}", f"the environment {name}"):
         program = _current_build(folder, label)
         if program is not None:
-            _log.info("%s: using its build, %s.", name, program)
+            _log.info("%s: using the build %s.", name, program)
             return program
         return _build(name, folder, label, simulator, options)
 
@@ -225,12 +232,12 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
     from pipeline.simulators.pack import inputs_of, needs_of, pack_with
 
     needs = needs_of(simulator, options)  # this comes first, because it detects mistakes in a name
-    _log.info("%s: building it into %s, for all later runs.", name, folder)
+    _log.info("%s: building into %s, for all later runs.", name, folder)
     # The inputs are read before packing: a file that changes meanwhile causes a new build.
     inputs = inputs_of(needs)
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "new"
-    shutil.rmtree(new, ignore_errors=True)  # a killed process may have left it
+    shutil.rmtree(new, ignore_errors=True)  # a killed process may have left this folder
     try:
         digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
         # The build is renamed when it is complete. An existing build is never changed, because

@@ -172,7 +172,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             decision, terminal = self._env.get_steps(behavior)
             for row, agent in enumerate(self._names(behavior, terminal)):
                 if agent not in terminations:
-                    continue  # the agent made no decision since the reset, or has ended before
+                    continue  # the agent has asked for no decision since the reset, or has ended
                 interrupted = bool(terminal.interrupted[row])
                 terminations[agent], truncations[agent] = not interrupted, interrupted
                 self._add_result(agent, behavior, terminal, row, result)
@@ -181,7 +181,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         for agent in self.agents:
             terminations.setdefault(agent, False)
             truncations.setdefault(agent, False)
-        # Agents that did not ask keep their last observation, because PettingZoo requires one.
+        # Agents that asked for no decision keep their last observation, which PettingZoo requires.
         for agent in alive:
             if agent not in result.obs:
                 result.obs[agent], result.infos[agent] = self._last[agent], {"asked": False}
@@ -219,7 +219,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Remove agents that sent nothing for 1,000 steps; return the removed unended agents."""
+        """Remove agents that sent nothing for 1,000 steps; return those that had not ended."""
         before = self._n_steps - _GONE_AFTER
         gone = [agent for agent, step in self._last_active.items() if step < before]
         vanished = [agent for agent in gone if agent not in self._left]
@@ -292,10 +292,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 # environment has begun another.
                 if action is None or agent in self._left:
                     continue
-                # The action is checked here: an environment in another process cannot report it.
+                # The action is checked here, because an environment in another process cannot
+                # report that an action is wrong.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
-                        f"Invalid action, got {action} for {agent}; it must be in "
+                        f"Invalid action, got {action} for {agent}; the action must be in "
                         f"{self.action_space(agent)}"
                     )
                 parts = action if spec.continuous_size and spec.discrete_size else (action, action)

@@ -57,7 +57,7 @@ class _ManifestEntry:
 
 
 class RemoteRegistryEntry:
-    """An environment with an archive's URL for each platform, fetched when it is first used.
+    """An environment with the URL of an archive for each platform, fetched at its first use.
 
     Args:
         identifier: name of the environment.
@@ -107,7 +107,7 @@ class RemoteRegistryEntry:
         if url is None:
             raise MissingBinaryError(
                 f"The entry {self.identifier} does not contain a valid url for this platform "
-                f"({platform}); it has {', '.join(self.urls) or 'none'}."
+                f"({platform}); platforms with a url: {', '.join(self.urls) or 'none'}."
             )
         sha256 = self._sha256.get(platform) or self._trusted(url, max_bytes)
         folder = fetching.fetch(url, sha256=sha256, max_bytes=max_bytes)
@@ -123,6 +123,7 @@ class RemoteRegistryEntry:
         """Fetch the environment, and launch it with the keywords `kwargs` of `UnityEnvironment`.
 
         Raises:
+            ValueError: `kwargs` have `file_name`.
             FetchError: The archive cannot be fetched.
             UnityException: The environment cannot be launched.
         """
@@ -130,13 +131,16 @@ class RemoteRegistryEntry:
         from pipeline.envs.unity import UnityEnvironment
 
         if "file_name" in kwargs:
-            raise ValueError("the registry knows file_name; do not give it")
+            raise ValueError("file_name is known from the entry of the registry; leave it out")
         # The entry's arguments come last, as in ML-Agents.
         args = [*words_of(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest of a URL's archive from the lock file; a first use writes it there."""
+        """Return the digest of a URL's archive from the lock file.
+
+        At the first use the archive is downloaded, and its digest is written to the lock file.
+        """
         # The first archive from a URL is trusted, and later archives must be equal to it, as ssh
         # does with the key of a host.
         lock = self._lock or lock_of_url("")

@@ -1,4 +1,4 @@
-"""Side channels: messages between user code and the environment that accompany the steps.
+"""Side channels: messages that user code and the environment exchange together with the steps.
 
 Training analytics are Unity's telemetry; this project does not send them.
 """
@@ -29,8 +29,8 @@ from pipeline.wire.channels.state import StateMessageType
 _log = logging.getLogger(__name__)
 
 MAX_NAMES = 10_000
-"""Largest number of statistics, and of properties, that an environment may send; each is a curve
-that uses memory.
+"""Largest number of statistics, and of properties, that an environment may send; each name uses
+memory until the end of the run.
 """
 # Largest number of unknown channels that are warned about. The environment chooses their ids, so
 # there may be any number of them.
@@ -81,7 +81,7 @@ class SideChannelManager:
         return next((c for c in self._channels.values() if isinstance(c, kind)), None)
 
     def outgoing(self) -> bytes:
-        """Return the bytes of all queued messages, in order of registration; empty the queues."""
+        """Return the bytes of all queued messages, channel by channel; empty the queues."""
         frames = []
         for channel in self._channels.values():
             if channel.message_queue:
@@ -259,8 +259,8 @@ def check_names(names: Sized, name: str, kind: str) -> None:
     """Raise UnitySideChannelException if an environment has sent too many names."""
     if len(names) > MAX_NAMES:
         raise UnitySideChannelException(
-            f"the environment has sent more than {MAX_NAMES} {kind} of different names, the last "
-            f"is {brief(name)!r}: use fixed names, without numbers that change"
+            f"the environment has sent more than {MAX_NAMES} {kind} with different names, the last "
+            f"name is {brief(name)!r}: use fixed names, without numbers that change"
         )
 
 
@@ -354,7 +354,9 @@ class RawBytesChannel(SideChannel):
         self.queue_message_to_send(msg)
 
 
-_NOT_ANSWERED = "it does not support the state side channel (docs/explanation/resume.md)"
+_NOT_ANSWERED = (
+    "the environment does not support the state side channel (docs/explanation/resume.md)"
+)
 # Largest size in bytes of all recorded messages. If they become larger, they are dropped, and no
 # replay is possible until the next state.
 _MAX_RECORDED_BYTES = 64_000_000
@@ -432,7 +434,7 @@ class StateChannel(SideChannel):
     def take(self) -> dict[str, Any] | None:
         """Return the state that the last `ask` requested, with the entries of `kept`.
 
-        None before the state arrives, and at a second call.
+        Return None before the state arrives, and at a second call.
         """
         answer, self._answer = self._answer, None
         return answer

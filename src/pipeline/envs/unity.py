@@ -47,8 +47,8 @@ CONVERSATION_ERRORS = (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""Errors before which the environment has often printed a reason, so that its output is added to
-the error.
+"""Before such an error the environment has often printed the reason, so the environment's output is
+added to the error.
 """
 _MAX_WARNINGS = 10
 
@@ -121,7 +121,7 @@ class UnityEnvironment(StoredStepsEnv):
         if file_name is None and worker_id != 0:
             raise UnityEnvironmentException(
                 "If the environment name is None, the worker-id must be 0 in order to connect with "
-                f"the Editor; it is {worker_id}."
+                f"the Editor; the worker-id is {worker_id}."
             )
         self.academy_capabilities = m.UnityRLCapabilitiesProto()
         self._use(SideChannelManager(side_channels or ()))
@@ -158,7 +158,8 @@ class UnityEnvironment(StoredStepsEnv):
                 self._process = launch.EnvironmentProcess(arguments, log=log, peers=peers)
             if connect:
                 self.connect()
-        # A constructor that raises has no `close`, so the process and the port are freed here.
+        # Nobody can call `close` after the constructor has raised, so process and port are freed
+        # here.
         except BaseException:
             self._shut_down(0.0)
             raise
@@ -168,7 +169,7 @@ class UnityEnvironment(StoredStepsEnv):
 
         Raises:
             UnityTimeOutException: The environment did not call in time.
-            UnityEnvironmentException: It has ended, or has an incompatible version.
+            UnityEnvironmentException: The environment has ended, or has an incompatible version.
         """
         try:
             # The environment first sends a greeting with version and capabilities, then behaviors.
@@ -277,7 +278,7 @@ class UnityEnvironment(StoredStepsEnv):
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
-        """Request the present state, between two steps.
+        """Request the present state; to be called between two steps.
 
         The environment sends the state with the next step or reset; `state_dict` returns it.
         """
@@ -287,8 +288,8 @@ class UnityEnvironment(StoredStepsEnv):
     def state_dict(self) -> dict[str, Any] | None:
         """Return the environment's state at the time of the last `request_state`.
 
-        The state arrives with the step or reset after that request. None before it arrives, at a
-        second call, or if `state_refusal` gives a reason.
+        The state arrives with the step or reset after that request. Return None before the
+        state arrives, at a second call, or if `state_refusal` gives a reason.
         """
         return None if self._state is None else self._state.take()
 
@@ -297,6 +298,7 @@ class UnityEnvironment(StoredStepsEnv):
 
         Raises:
             ValueError: There is no `StateChannel`, or the environment does not restore the state.
+            UnityObservationException: The environment has another specification than the state.
         """
         if self._state is None:
             super().load_state_dict(state)
@@ -325,7 +327,7 @@ class UnityEnvironment(StoredStepsEnv):
         """
         channel = failed._state
         if channel is None or not (channel.state or channel.has_first):
-            raise ValueError("its last state is not known")
+            raise ValueError("the failed environment's last state is not known")
         if channel.state is not None:
             self.load_state_dict(channel.state)
         self._is_reset = True
@@ -339,8 +341,8 @@ class UnityEnvironment(StoredStepsEnv):
         if self._steps.keys() != failed._steps.keys() or not all(
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
-            raise ValueError("the replay from its last state led to other observations")
-        # From now on the old channels are used, because they have the trainer's statistics.
+            raise ValueError("the replay from the last state led to other observations")
+        # From now on the failed environment's channels are used, because they have the statistics.
         self._use(failed._channels)
         self._reply(last, is_replay=True)
         self.step_wait()
@@ -384,7 +386,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
                 self._process.trim()
-        # Only waiting counts as silence, and not the time of updates before it.
+        # Only waiting counts as silence, and not the time of updates before the wait.
         if self.silence.is_on:
             self.silence.begin_wait()
         try:
@@ -409,7 +411,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     def _last_message(self) -> str:
         if not self._server.has_greeted:
-            return "it has not connected yet"
+            return "the environment has not connected yet"
         return last_message(self._steps, [*self._specs, *self._announced])
 
     def _add_behaviors(self, output: m.ReceivedOutputProto) -> None:

@@ -127,8 +127,8 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        # Methods are looked up in the class, because a wrapper's `__getattr__` would find the inner
-        # method.
+        # Methods are looked up in the class, because a wrapper's `__getattr__` would find methods
+        # of the wrapped environment.
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
@@ -303,14 +303,14 @@ class WorkerSet:
         """Reason why `state_dict` gives no states; None if it gives them. Valid after a reset."""
         for worker, env in enumerate(self.envs):
             reason = (
-                env.state_refusal if isinstance(env, BaseEnv) else "its environment is no BaseEnv"
+                env.state_refusal if isinstance(env, BaseEnv) else "the environment is no BaseEnv"
             )
             if reason is not None:
                 return f"worker {worker}: {reason}"
         return None
 
     def request_states(self) -> None:
-        """Request the present states of all workers, between two steps; see `state_dict`."""
+        """Request the states of all workers, for `state_dict`; to be called between two steps."""
         for env in self.envs:
             if isinstance(env, BaseEnv):
                 env.request_state()
@@ -318,8 +318,8 @@ class WorkerSet:
     def state_dict(self) -> list[dict[str, Any]] | None:
         """Return the workers' states at the time of the last `request_states`.
 
-        None at a second call, or if a worker's state is missing. The state of a worker in another
-        process arrives with the step or reset after the request.
+        Return None at a second call, or if a worker's state is missing. The state of a worker in
+        another process arrives with the step or reset after the request.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]
@@ -329,7 +329,8 @@ class WorkerSet:
         """Restore states from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: The states belong to other workers.
+            ValueError: The number of states is wrong, or an environment cannot be restored.
+            UnityObservationException: An environment has another specification than the state.
         """
         for env, state in zip(self.envs, states, strict=True):
             env.load_state_dict(state)
@@ -363,7 +364,7 @@ class WorkerSet:
             UnityObservationException: Two workers have different specifications of a behavior, or a
                 specification cannot be read.
         """
-        # Specifications are never removed, so their number tells whether there is a new one.
+        # Specifications are never removed, so their number tells whether a new one was added.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}
@@ -416,8 +417,8 @@ class WorkerSet:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # Every worker is closed, even if closing another fails. After a failure this does not wait
-        # for environments to end; after an interruption by the user it does.
+        # Every worker is closed, even if closing another worker fails. After a failure, closing
+        # does not wait until an environment ends; after an interruption by the user, closing waits.
         passed = (None, None, None) if isinstance(error[1], Interrupted) else error
         stack = ExitStack()
         for server in self._servers:
@@ -433,7 +434,7 @@ class WorkerSet:
             return spec
         raise UnityActionException(
             f"The group {behavior_name} does not correspond to an existing agent group in any of "
-            f"{len(self.envs)} environments; they have {sorted(self.behavior_specs)}"
+            f"{len(self.envs)} environments; the groups are {sorted(self.behavior_specs)}"
         )
 
 

@@ -190,7 +190,7 @@ class Session:
         """
         sent_actions = command.agent_actions
         actions = {}
-        # The simulator expects actions for exactly the agents that asked, in their order.
+        # The simulator expects actions for exactly the agents that asked, in the same order.
         for name, n_agents in asking.items():
             spec = self._specs[name].action_spec
             if name not in sent_actions:

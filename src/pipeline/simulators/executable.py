@@ -68,7 +68,8 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     """
     entry = registry.entry(name)
     chosen = dict(options or {})
-    # A packed number replaces the simulator's default; the option --num-agents replaces both.
+    # A number of agents that was packed replaces the simulator's default; --num-agents replaces
+    # both.
     n_agents = chosen.pop("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
     usage = _USAGE.format(
@@ -170,7 +171,7 @@ def _integer(values: dict[str, str], name: str, low: int, high: int) -> int | No
     text = values.get(name)
     if text is None:
         return None
-    # `isdigit` alone accepts digits of other scripts.
+    # `isdigit` alone accepts digits of other writing systems.
     if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
         raise SettingsError(f"--{name}: '{text}' is not a whole number from {low} to {high}.")
     return int(text)
@@ -251,12 +252,12 @@ def _run(
 def _make(name: str, per_area: int, options: dict[str, Any], seed: int, areas: int) -> Simulator:
     simulator = registry.make(name, seed=seed, n_agents=per_area * areas, **options)
     gc.collect()
-    gc.freeze()  # all objects made so far live until the end, so the collector can skip them
+    gc.freeze()  # all objects made so far live until the end, so garbage collection can skip them
     return simulator
 
 
 def _set_up_log(log_file: str | None) -> None:
-    """Write log lines to the file, or to the standard error if it is None or cannot be written."""
+    """Write log lines to `log_file`; to the standard error if it is None or cannot be written."""
     handler: logging.Handler = logging.StreamHandler()
     problem = None
     if log_file not in (None, "-"):

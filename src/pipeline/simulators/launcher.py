@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def unpacked(archive: Path) -> Path:
-    """Return the folder with the archive's files, after unpacking them if it does not exist.
+    """Return the folder with the archive's files, after unpacking them if there is none.
 
     Raises:
         OSError: The archive cannot be unpacked.
@@ -75,7 +75,7 @@ def _lock(folder: Path) -> int:
 def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove temporary folders of killed processes: folders that no process has locked."""
     for path in parent.glob(f".{digest}*"):
-        with contextlib.suppress(OSError):  # another process unpacks into it, or has removed it
+        with contextlib.suppress(OSError):  # another process uses or has removed it
             # A folder that is younger than a second is kept, because it may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)

@@ -43,7 +43,8 @@ from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 
 _BASE = ("numpy", "protobuf")
-# Distributions with many files that are known to be unneeded; of others only tests are left out.
+# Distributions with many files that are known to be unneeded. Of all other distributions, only
+# tests are left out.
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
 # This package, and distributions that others require but import only to draw pictures.
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
@@ -152,7 +153,8 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     """
     # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    # There is one digest for each module's file or package's folder, not one for each file in it.
+    # There is one digest for each module's file or package's folder, not one for each file in a
+    # folder.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
@@ -298,8 +300,8 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Number of random steps. Most episodes end within them, so that modules that an environment imports
-# at a reset are found, too.
+# Number of random steps. Most episodes are shorter, so modules that an environment imports at a
+# reset are found, too.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -402,20 +404,21 @@ def verify(executable: Path, env_id: str) -> None:
         code, output = run(command, folder, PIPELINE_PYTHON=sys.executable)
     if code != 0:
         raise StageError(
-            f"{env_id}: the packed executable does not run by itself ({_last_line(output)}); it "
-            "lacks a module that is imported later, or a file that no package lists."
+            f"{env_id}: the packed executable does not run with its own files only "
+            f"({_last_line(output)}); missing is a module that is imported later, or a file "
+            "that no package lists."
         )
 
 
 def _last_line(output: str) -> str:
-    return output.splitlines()[-1] if output else "it printed nothing"
+    return output.splitlines()[-1] if output else "no output"
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:
     """Return the distributions and the files of imported modules.
 
-    A module without a distribution has all files of its package. `imported` has the file of each
-    module by its name, and an empty text for modules without a file.
+    If a module has no distribution, all files of its package are returned. `imported` has the file
+    of each module by its name, and an empty text for modules without a file.
     """
     owners = importlib.metadata.packages_distributions()
     contents: dict[str, set[str]] = {}
@@ -429,7 +432,8 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
         for name in sorted(set(owners.get(module.partition(".")[0], ()))):
             if name not in contents:
                 contents[name] = _content(name)
-            # Distributions may share a top package: the module belongs to the one that lists it.
+            # Distributions may share a top package: the module belongs to the distribution that
+            # lists its file.
             if os.path.realpath(file) in contents[name]:
                 distributions.add(name)
                 files[relative.as_posix()] = Path(file)

@@ -194,7 +194,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     for option in options:
         if option not in known:
             raise SettingsError(
-                f"{name}: unknown option '{option}'; it takes {', '.join(sorted(known))}."
+                f"{name}: unknown option '{option}'; the options are {', '.join(sorted(known))}."
             )
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in options:

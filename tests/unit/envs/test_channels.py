@@ -44,7 +44,7 @@ def test_statistics_are_stored_until_taken_and_refused_if_the_aggregation_method
     assert channel.get_and_reset_stats() == {}
 
 
-def test_engine_configuration_channel_sends_one_message_for_each_given_setting():
+def test_engine_configuration_channel_sends_one_message_for_the_size_and_each_other_setting():
     channel = EngineConfigurationChannel()
     channel.set_configuration(EngineConfig.default_config())
     assert sent(channel) == [

@@ -99,7 +99,9 @@ def test_environment_in_params_yaml_has_precedence_over_a_simulator_of_the_same_
     caplog.set_level(logging.INFO)
     (folder / "params.yaml").write_text(PARAMS % 0)
     assert environment_of("mine").packed() == ("module", {"id": "my_env:make", "n_agents": 3})
-    assert "Only stages use its args; here give them: --env-args --log x" in caplog.text
+    assert (
+        "Only stages use the args of params.yaml; here give them: --env-args --log x" in caplog.text
+    )
     gymnasium = {"id": "CartPole-v1", "n_agents": 16, "kwargs": {"a": 1}}
     assert environment_of("tag").packed() == ("gymnasium", gymnasium)
     for name in ("grid_world", "other"):
@@ -137,8 +139,14 @@ def test_an_environment_of_params_yaml_is_built_again_when_its_options_change(fo
         ("CartPole-v1", r"[Aa] registered environment of Gymnasium.*`gymnasium:CartPole-v1`\."),
         ("balnce_ball", r"No simulator has this name \(did you mean 'balance_ball'\?\)\. Give a p"),
         ("Game", r"No simulator has this name\. Give a path \(\./Game\), a simulator"),
-        ("build/tag", "`pipeline env build tag -o build/tag` makes it; or give the name tag"),
-        ("build/game", r"`pipeline env build NAME -o build/game` makes one\. Or give a path"),
+        (
+            "build/tag",
+            "`pipeline env build tag -o build/tag` builds the executable; or give the name tag",
+        ),
+        (
+            "build/game",
+            r"`pipeline env build NAME -o build/game` builds an executable of a simulator\. Or",
+        ),
     ],
 )
 def test_a_missing_executable_is_reported_with_its_build_command(name, said):
@@ -163,11 +171,11 @@ def test_environment_is_built_once_and_again_when_the_source_of_its_module_chang
     first = executable_of(NAME)
     assert first.read_text() == "1"
     assert first.is_relative_to(CACHE)
-    assert "my_env:make: building it into build/cache/my_env-make-" in caplog.text
+    assert "my_env:make: building into build/cache/my_env-make-" in caplog.text
     caplog.clear()
     assert executable_of(NAME) == first
     assert [record.getMessage() for record in caplog.records] == [
-        f"my_env:make: using its build, {first}."
+        f"my_env:make: using the build {first}."
     ]
     (folder / "my_env.py").write_text("2")
     second = executable_of(NAME)

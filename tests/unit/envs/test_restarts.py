@@ -229,8 +229,8 @@ def test_replacement_of_a_killed_or_hanging_process_gives_the_same_steps(
 @pytest.mark.parametrize(
     ("lost", "why"),
     [
-        ("state", "its last state is not known"),
-        ("observations", "the replay from its last state led to other observations"),
+        ("state", "the failed environment's last state is not known"),
+        ("observations", "the replay from the last state led to other observations"),
         ("twice", "the replay failed: .*SIGKILL"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Restarts, states and specifications of the second of several workers, and the next steps."""
+"""Restarts, states and specifications of the second of several workers, also in later steps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_worker_that_cannot_continue_begins_no_new_episode_while_the_run_is_stop
     assert "reset" not in new.calls
 
 
-def test_behavior_specification_of_a_restarted_worker_must_equal_its_specification_before():
+def test_restarted_worker_must_have_the_same_behavior_specification_as_before_its_restart():
     other = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_hybrid(1, [4]))
     kind = type("Other", (Worker,), {"behavior_specs": {NAME: other}})
     relaunch, _ = relaunching(kind(10))

@@ -133,7 +133,9 @@ def test_unity_environment_refuses_wrong_actions_repeated_sends_and_calls_after_
         UnityEnvironment(fake, side_channels=channels)
 
 
-def test_side_channel_messages_are_sent_with_the_next_step_and_received(fake: Path):
+def test_side_channel_messages_are_sent_with_the_next_reset_and_their_echoes_arrive_once(
+    fake: Path,
+):
     raw = RawBytesChannel(RAW)
     with UnityEnvironment(fake, timeout_wait=20, side_channels=[raw]) as env:
         raw.send_raw_data(b"hello")

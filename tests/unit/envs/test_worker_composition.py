@@ -1,4 +1,4 @@
-"""Calls reach the right worker, agent and seed, in the right order, and also at a second call."""
+"""Each call reaches the right worker and agent, with the right seed, in the right order."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ WANTED = r"has the shape .*; give the shape \[24, 20, 3\], or \[N, ...\] with .*
         (CAMERA, BLACK[:10], WANTED),
         (CAMERA, None, WANTED),
         (spaces.Box(3, 40, (24, 20, 3), np.uint8), BLACK, "pixel 0, 0, 0 is 0, allowed are 3 to"),
-        (GEAR, 5, "it is 5, allowed are 2 to 4"),
+        (GEAR, 5, "the value is 5, allowed are 2 to 4"),
         (spaces.Box(0, 1, (4,)), np.zeros(5), r"has the shape \[5\]; give the shape \[4\]"),
         (spaces.Box(0, 1, (1,)), np.zeros(8), r"has the shape \[8\]; give the shape \[1\]"),
         (SPACE, {"x": 1}, "has no part 'camera'; give an observation of the space"),
@@ -257,7 +257,7 @@ def test_action_mask_of_the_wrong_form_is_refused_with_a_message_of_one_line():
     of_file, _ = form(CAMERA, spaces.MultiDiscrete([2, 3]))
     _, masks, _ = of_file.rows(BLACK, np.array([1, 0, 0, 1, 1], np.int8))
     assert [part.tolist() for part in masks] == [[[False, True]], [[True, False, False]]]
-    with pytest.raises(pipeline.PipelineError, match="mine: its action mask has 2 entries; give 5"):
+    with pytest.raises(pipeline.PipelineError, match="mine: the action mask has 2 entries; give 5"):
         of_file.rows(BLACK, np.array([1, 0], np.int8))
 
 

@@ -29,7 +29,7 @@ def test_executable_accepts_arguments_with_one_or_two_dashes(dash):
     ],
 )
 def test_executable_refuses_a_misspelled_argument_in_one_line(words, said, capsys):
-    """Earlier, such an argument was ignored, and the training used 12 agents."""
+    """If the argument were ignored, the training would use the default number of agents."""
     assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"grid_world: {said}")

@@ -34,12 +34,12 @@ def test_package_that_was_not_installed_by_pip_is_packed_with_all_its_files(tmp_
     assert set(needed.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
 
 
-def test_packed_executable_that_does_not_run_by_itself_is_refused(tmp_path):
+def test_packed_executable_that_does_not_run_with_its_own_files_only_is_refused(tmp_path):
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho 'No module named x' >&2\nexit 1\n")
     program.chmod(0o755)
     with pytest.raises(
-        StageError, match=r"toy-v0: .* does not run by itself \(No module named x\)"
+        StageError, match=r"toy-v0: .* does not run with its own files only \(No module named x\)"
     ):
         pack.verify(program, "toy-v0")
 

@@ -79,7 +79,7 @@ def test_built_in_simulator_continues_exactly_from_a_restored_state(name):
 
 
 def test_restored_simulator_that_only_has_set_parameter_receives_the_same_sampled_values():
-    """A restoring message draws no number: the samplers continue from their saved state."""
+    """A message that restores a state draws no value: samplers continue from the saved state."""
 
     def wind(*messages):
         simulator, received = registry.make("grid_world", n_agents=1, seed=3), []

@@ -32,7 +32,7 @@ ERRORS = {
     "sent a CONTINUATION frame where": GREETING
     + frame(f.HEADERS, 0, 1)
     + frame(f.CONTINUATION, 0, 3),
-    "sent a WINDOW_UPDATE by 0": GREETING + update(0, 0),
+    "sent a WINDOW_UPDATE with an increment of 0": GREETING + update(0, 0),
     "sent a WINDOW_UPDATE beyond": GREETING + update(1, 2**31 - 1),
     "sent a PING frame of 1 bytes": GREETING + frame(f.PING, 0, 0, b"x"),
     "sent a HEADERS frame where SETTINGS is due": HEAD.removeprefix(GREETING) + REST,

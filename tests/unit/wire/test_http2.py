@@ -515,7 +515,9 @@ def test_each_of_two_consecutive_answers_uses_the_stream_and_window_of_its_own_c
     assert sent == [(1, prefixed(b"one")[:4]), (3, prefixed(b"three"))]
 
 
-def test_one_read_takes_16_kib_from_unknown_clients_and_256_kib_from_the_environment(connection):
+def test_one_read_takes_at_most_16_kib_from_unknown_clients_and_256_kib_from_environments(
+    connection,
+):
     ours, _ = connection
     ours.trust()
     assert ours.read() is True  # no bytes have arrived

@@ -164,7 +164,7 @@ def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
 
 
 @both_servers
-def test_method_receive_returns_the_call_that_method_is_called_has_detected(kind):
+def test_receive_returns_the_call_that_a_check_with_is_called_has_found(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)

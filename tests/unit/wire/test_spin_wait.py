@@ -98,7 +98,7 @@ def test_after_successful_polling_every_wait_polls_again(clock):
 
 
 @pytest.mark.parametrize(("others", "pays"), [(0.0, True), (0.2, True), (0.3, False), (1.0, False)])
-def test_next_wait_does_not_poll_if_other_processes_had_the_processor_meanwhile(
+def test_next_wait_does_not_poll_if_other_processes_had_the_processor_for_too_long(
     clock, others, pays
 ):
     clock.others = others

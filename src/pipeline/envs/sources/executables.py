@@ -85,7 +85,7 @@ def path_hint(text: str) -> str | None:
 
 
 def executable_of(build: Path) -> Path:
-    """Return the executable at `build`: an executable, an application of macOS, or a folder.
+    """Return the executable of a build, given as executable, application of macOS, or folder.
 
     Raises:
         FetchError: There is no executable, or there are several, or they are for another platform.
@@ -104,8 +104,8 @@ def executable_of(build: Path) -> Path:
 def runs_headless(executable: Path) -> bool:
     """Return whether an executable has to run without a display; log a line if so.
 
-    This is true for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is set.
-    It is False for scripts, such as packed simulators.
+    The result is True for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is
+    set. It is False for scripts, such as packed simulators.
     """
     variables = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
     if sys.platform != "linux" or any(os.environ.get(name) for name in variables):
@@ -119,7 +119,7 @@ def runs_headless(executable: Path) -> bool:
     if native:
         _log.info(
             "There is no display, so %s runs with no_graphics, and cameras see nothing. "
-            "PIPELINE_GRAPHICS=1 starts it as with a display.",
+            "Set PIPELINE_GRAPHICS=1 to start it with graphics.",
             executable.name,
         )
     return native
@@ -190,8 +190,8 @@ def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
     listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
     if not candidates:
         return (
-            f"{label}: expected one executable, found none. Its name must end in .x86_64, .x86, "
-            ".app or .exe, or it must have permission to be executed."
+            f"{label}: expected one executable, found none. The name of an executable ends in "
+            ".x86_64, .x86, .app or .exe, or the file has permission to be executed."
         )
     return (
         f"{label}: expected one executable, found {listed}. Move each build into its own folder; "

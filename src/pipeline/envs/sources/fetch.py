@@ -48,7 +48,7 @@ MAX_BYTES = 16 * 10**9
 ATTEMPTS = 5
 PAUSE_S = 0.5
 """Seconds of pause before the second attempt; doubled before each further attempt."""
-# Longest waits for the connection, and for the next bytes.
+# Longest waits for the connection, and for the next bytes, in seconds.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
 # HTTP statuses after which another attempt may succeed (RFC 9110; 425: RFC 8470, 429: RFC 6585).
@@ -84,12 +84,12 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
     if folder.is_dir():
         return folder
     with locked(sha256, f"the archive {public(url)}"):
-        if folder.is_dir():  # another process made it while this one waited for the lock
+        if folder.is_dir():  # another process made the folder while this one waited
             return folder
         with _archive_lock(url):
             archive = download(url, _downloads(), sha256=sha256, max_bytes=max_bytes)
             temporary = cache / f"{sha256}.unpacking"
-            shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have left it
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
             _log.info("Unpacking %s", public(url))
             try:
                 unpack(archive, temporary, max_bytes=max_bytes, label=public(url))
@@ -164,7 +164,7 @@ def public(url: str) -> str:
 
 @contextlib.contextmanager
 def locked(name: str, what: str) -> Iterator[None]:
-    """Hold the lock `name` of the cache, so that no other process or thread works on it.
+    """Hold the lock `name` of the cache, so that no other process or thread works on `what`.
 
     Raises:
         FetchError: Another process has held the lock for an hour.
@@ -183,8 +183,8 @@ def locked(name: str, what: str) -> Iterator[None]:
             lock.acquire(timeout=_WAIT_S)
         except Timeout:
             raise FetchError(
-                f"another process has worked on {what} for {_WAIT_S / 60:.0f} minutes; end it and "
-                "try again"
+                f"another process has worked on {what} for {_WAIT_S / 60:.0f} minutes; end that "
+                "process and try again"
             ) from None
     try:
         yield
@@ -285,7 +285,8 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-    headers = {"Accept-Encoding": "identity"}  # the file's digest needs uncompressed bytes
+    # Another encoding would change the bytes and their digest.
+    headers = {"Accept-Encoding": "identity"}
     with (
         requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response,
         Path(file).open("wb") as output,
@@ -305,7 +306,7 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
 # Longest path on Linux (PATH_MAX), so no link can have a longer target.
 _MAX_LINK_BYTES = 4096
 # First bytes of ELF files, scripts and Mach-O files. Such files get the permission to be executed,
-# which many zip archives lack.
+# because many zip archives store no permissions.
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
 # Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
@@ -342,10 +343,10 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
             content has more than `max_bytes`.
     """
     unpacking = _Unpacking(folder, max_bytes, label)
-    if not hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks it
+    if not hasattr(tarfile, "data_filter"):  # as in Python 3.11.2 of Debian 12
         raise unpacking.error(
             f"Python {platform.python_version()} cannot check archives; use 3.11.4 or newer, or "
-            "unpack it by hand and name the executable: `source: path`"
+            "unpack the archive by hand and give the executable with `source: path`"
         )
     folder.mkdir(parents=True)
     try:
@@ -396,7 +397,8 @@ class _Unpacking:
                     links.append(entry)
                 else:
                     archive.extract(entry, self._folder, filter=self._checked)
-            # Hard links come first, because `_checked` tests that each leads to an unpacked file.
+            # Hard links are made before symbolic links, so that each leads to an unpacked file,
+            # which `_checked` tests, and not to a link.
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
@@ -417,7 +419,7 @@ class _Unpacking:
                 entry.type = tarfile.DIRTYPE if is_folder else kind
                 self._count(entry)
                 with archive.open(info) as content:
-                    # In a zip archive, a link's content is its target.
+                    # In a zip archive, the content of a link is the path of its target.
                     if entry.issym():
                         entry.linkname = content.read(_MAX_LINK_BYTES).decode(errors="replace")
                         links.append(entry)

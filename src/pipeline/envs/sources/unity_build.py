@@ -44,7 +44,7 @@ _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found",
 # Editor is not signed in.
 _NOISE = "[Licensing::"
 # Lines that may name another cause, from the most to the least specific: the compiler's errors,
-# the build's, exceptions, and last any line with the word "error".
+# the build's errors, exceptions, and last any line with the word "error" or "fatal".
 _FIRST_ERRORS = (
     re.compile(r"\berror CS\d+:"),
     re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),
@@ -70,7 +70,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
             "`project` in params.yaml"
         )
     editor = find_editor(source.editor, project)
-    # Files of an earlier build could be taken for files of this one.
+    # Files of an earlier build could be taken for files of this build.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -192,8 +192,8 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
     if code is None:
         last = next((line for line in reversed(lines) if line.strip()), "nothing")
         return (
-            f"{start}was ended after {source.timeout_s:g} s (timeout_s); its last line was: "
-            f"{last.strip()}"
+            f"{start}was ended after {source.timeout_s:g} s (timeout_s); the last line of its log "
+            f"is: {last.strip()}"
         )
     # Known causes come first, because the first line with "error" is often a consequence.
     for pattern, remedy in (
@@ -209,7 +209,7 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
     errors = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
     line = (
         next(filter(None, errors), "")
-        or f"no error; its last line is {(lines or ['nothing'])[-1]!r}"
+        or f"no error; the last line is {(lines or ['nothing'])[-1]!r}"
     )
     return f"{start}failed with exit code {code}. Its log says: {line}. The whole log: {log}"
 

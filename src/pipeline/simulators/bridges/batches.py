@@ -150,7 +150,7 @@ class Bridge:
 
 
 class Codec:
-    """Converts an environment's observations to a behavior's, and a behavior's actions back.
+    """Converts the observations of an environment and the actions of its behavior.
 
     The arguments are those of `Observations` and `Actions`.
 
@@ -194,10 +194,11 @@ class Codec:
 
 
 def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return an observation space without its action mask, and the keys that lead to its value.
+    """Return an observation space without its action mask, and the keys of what remains.
 
-    If only one part such as `observation` remains, the space of this part and the part's key are
-    returned; otherwise a Dict of the remaining parts, and no keys.
+    The keys lead to the remaining value in an observation. If only one part such as `observation`
+    remains, the space of this part and the part's key are returned; otherwise a Dict of the
+    remaining parts, and no keys.
     """
     rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
     if len(rest) == 1 and rest[0][0] in _OBSERVATION:
@@ -257,7 +258,7 @@ class StepRows:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that decision and terminal steps have in common."""
-        # float64 represents every int32 id exactly.
+        # Ids are converted to float64, too, which represents every int32 exactly.
         columns = np.array(self._rows, dtype=np.float64).reshape(-1, 4).T
         return {
             "obs": [values[: len(self._rows)] for values in self._obs],
@@ -309,7 +310,7 @@ class Batch:
 # Values of `mjtGeom` (https://mujoco.readthedocs.io/en/stable/APIreference/APItypes.html#mjtgeom).
 _PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6
 _CORNERS = np.array(np.meshgrid((-1, 1), (-1, 1), (-1, 1))).reshape(3, -1).T
-# For each of a box's six faces, the numbers of its four corners in `_CORNERS`.
+# For each of a box's six faces, the indices of its four corners in `_CORNERS`.
 _FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (-1, 1)]
 
 
@@ -331,8 +332,9 @@ def picture(env: Any, where: str) -> AnyArray:
     if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
         modes = getattr(env, "metadata", {}).get("render_modes", ())
         raise SettingsError(
-            f"{where}: cannot be filmed: render() gives no picture [height, width, 3]. Its render "
-            f"modes are {', '.join(map(str, modes)) or 'none'}; 'rgb_array' is needed."
+            f"{where}: cannot be filmed: render() gives no picture [height, width, 3]. The "
+            f"environment's render modes are {', '.join(map(str, modes)) or 'none'}; 'rgb_array' "
+            "is needed."
         )
     # Images of floats from 0 to 1, or of truth values, would become black as bytes.
     if image.dtype.kind in "bf" and image.max(initial=0) <= 1:
@@ -399,7 +401,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     elif kind == _BOX:
         corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
         for face in _FACES:
-            # Corners are sorted around the face, because edges would cross in their numeric order.
+            # The order goes around the face; in the order of `_CORNERS` the edges would cross.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
     # All other kinds, such as meshes, are drawn as their bounding sphere.
     else:

@@ -30,7 +30,7 @@ def simulator(
 ) -> Simulator:
     """Return a user's simulator, or a simulator that runs copies of a user's environment.
 
-    `id` is the function that makes it, or the function's name as `module:function`. `kwargs` are
+    `id` is the user's function, or the function's name as `module:function`. `kwargs` are
     further keywords of the function, which also gets `render_mode` if it has a parameter of this
     name. `n_agents` is the number of agents of a simulator, or of copies of an environment. All
     other arguments are as in `PettingZooSimulator`.

@@ -16,7 +16,7 @@ from pipeline import plugins
 from pipeline.errors import SettingsError
 
 APIS = ("auto", "parallel", "aec")
-"""Values of the option `api`: a PettingZoo interface, or auto: parallel if there is one."""
+"""Values of the option `api`: an interface of PettingZoo; auto means parallel if there is one."""
 # Names of the error classes for a missing package; the classes may not be installed themselves.
 _MISSING = ("DependencyNotInstalled", "FailedToImport")
 # Packages with a module for each environment; PettingZoo before 1.27 has no registry.
@@ -45,7 +45,7 @@ def behavior_name(env_id: str) -> str:
 
 
 def function_of(id: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function or class that `module:function` names, or a function itself.
+    """Return the function or class that `module:function` names; return a function unchanged.
 
     The module is searched in the current folder last, after all installed modules.
 
@@ -144,8 +144,8 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
         if kind in makers:
             return makers[kind], kind
     raise SettingsError(
-        f"{env_id}: it has {' and '.join(makers) or 'neither env nor parallel_env'}, but api is "
-        f"{api}; choose another api or environment."
+        f"{env_id}: the environment has {' and '.join(makers) or 'neither env nor parallel_env'}, "
+        f"but api is {api}; choose another api or environment."
     )
 
 

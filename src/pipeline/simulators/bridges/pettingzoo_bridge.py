@@ -34,7 +34,7 @@ class Event(NamedTuple):
     """The agent's share of its group's reward since its last decision."""
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
-    """Whether the episode was truncated; None if it has not ended."""
+    """Whether the episode was truncated; None if the episode has not ended."""
 
 
 class Copy:
@@ -50,7 +50,7 @@ class Copy:
         self._rng, self._where, self._parameters = rng, where, parameters
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
-        """Agents that have made a decision in this episode, and have not ended."""
+        """Agents that have asked for a decision in this episode, and have not ended."""
         self._ended: set[str] = set()
         """Agents that have ended in this episode."""
 
@@ -84,7 +84,7 @@ class Copy:
             refuse_returned(self.env, "reset", None, error, where=self._where)
         if not self.env.agents:
             raise UnityEnvironmentException(
-                f"{self._where}: it has no agents after a reset; repair the environment."
+                f"{self._where}: there are no agents after a reset; repair the environment."
             )
         return begun
 
@@ -106,7 +106,7 @@ class Copy:
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
     ) -> Iterator[Event]:
-        """Yield the last event of an agent's episode, even if the agent made no decision.
+        """Yield the last event of an agent's episode, even if the agent asked for no decision.
 
         A second call for an agent in the same episode yields nothing.
         """
@@ -276,7 +276,9 @@ class TurnCopy(Copy):
 
 
 GROUPS = ("none", "all", "behavior")
-"""The groups with a shared reward: none, all agents of a copy, or the agents of a behavior."""
+"""Values of the option `groups`: no groups, one group of all agents of a copy, or one group for
+each behavior. The agents of a group share a reward.
+"""
 
 
 class PettingZooSimulator(Bridge):
@@ -329,8 +331,8 @@ class PettingZooSimulator(Bridge):
         _check_groups(id, groups, kind)
         if not getattr(envs[0], "possible_agents", None):
             raise SettingsError(
-                f"{id}: it has no possible_agents, so its behaviors cannot be known before it "
-                "runs; wrap the environment so that it lists them."
+                f"{id}: the environment has no possible_agents, so its behaviors cannot be known "
+                "before it runs; use a wrapper that lists the agents."
             )
         # `possible_agents`, unlike `agents`, never changes: its indices are the agents' numbers.
         agents = list(envs[0].possible_agents)
@@ -447,7 +449,7 @@ def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         return create(**kwargs)
     except expected as error:
-        # PettingZoo wraps an ImportError; its cause names the missing package.
+        # PettingZoo raises an error of its own, of which the cause names the missing package.
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
 

@@ -268,7 +268,7 @@ def _one_hot(start: int) -> Put:
         index = int(value) - start
         # The second condition refuses fractions, which `int` cuts off.
         if not 0 <= index < len(row) or index + start != value:
-            raise IndexError(f"it is {value}, allowed are {start} to {start + len(row) - 1}")
+            raise IndexError(f"the value is {value}, allowed are {start} to {start + len(row) - 1}")
         row[index] = 1.0
 
     return put
@@ -320,7 +320,8 @@ class Actions:
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
         self._where, self._space = where, space
         self._scale = scale
-        # For each number: its value for an action of -1, its width, its minimum and its maximum.
+        # For each continuous action: the value for -1, the width of the range from -1 to 1, and the
+        # minimum and maximum of the space.
         self._boxes = np.zeros((4, 0))
         self._branches: list[int] = []
         self._starts: list[int] = []  # value of choice 0 of each branch
@@ -370,7 +371,7 @@ class Actions:
                 raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # handled like wrong forms
         except ValueError as error:
             raise UnityEnvironmentException(
-                f"{self._where}: its action mask has {error}; give {n_choices} entries, 1 for each "
+                f"{self._where}: the action mask has {error}; give {n_choices} entries, 1 for each "
                 "allowed choice and 0 for the others, in one array or in the form that "
                 "action_space.sample(mask=...) takes."
             ) from error
@@ -378,7 +379,7 @@ class Actions:
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():
                 raise UnityEnvironmentException(
-                    f"{self._where}: its action mask forbids every choice of the discrete action "
+                    f"{self._where}: the action mask forbids every choice of the discrete action "
                     f"{branch} to an agent that must act; repair the environment's action_mask."
                 )
             first += size
@@ -478,7 +479,7 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
             raise ValueError(f"the part {unknown[0]!r}, but the action has {list(parts)}")
         for key, part in parts.items():
             if key not in mask and _n_choices(part):
-                raise ValueError(f"no part {key!r}, but the action has it")
+                raise ValueError(f"no part {key!r}, which the action has")
             yield from _mask_parts(mask.get(key), part)
     elif isinstance(mask, tuple | list) and not all(map(np.isscalar, mask)):
         inner = space.spaces if isinstance(space, spaces.Tuple) else [None] * len(mask)

@@ -29,8 +29,8 @@ ALL = slice(None)
 class Areas:
     """Independent areas, each with its own random stream.
 
-    A subclass allocates every array that later steps depend on with `_keep`, and changes it in
-    place, so that it can be restored.
+    A subclass allocates with `_keep` every array that later steps depend on, and changes these
+    arrays in place, so that a state can be restored.
 
     Args:
         name: name of the simulator and of its random streams.

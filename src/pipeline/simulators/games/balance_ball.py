@@ -6,7 +6,7 @@ products are the same in both frames, and the task equals its mirror image. So n
 
 Every platform has its own model, because mass, scale and gravity may differ; one native call per
 decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: it is moved directly
-and collides, but its motion does not drag the ball, like the collider of 3DBall.
+and collides, but its motion does not drag the ball, as in 3DBall.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class BalanceBall(SoloAreas):
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
         # One `MjData` is enough, because there is one thread and all models have equal sizes.
         self._data = [MjData(self._models[0])]
-        # The rollout has no threads, because several environments share the processors.
+        # The rollout has no threads of its own, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
-        # `_keep` does not make `_platform`, because the first axis of its arrays is the area.
+        # `_platform` is not made by `_keep`, because the area is its last axis and not its first.
         # `state_dict` adds `_platform` to the state.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
@@ -169,7 +169,8 @@ class BalanceBall(SoloAreas):
         pairs = platform.reshape(2, 2, -1)
         about_z = (platform[3], pairs[::-1, ::-1], cos[0], sin[0], direction[0])
         about_x = (platform[1], pairs[:, ::-1], cos[1], sin[1], direction[1])
-        # All poses of a decision are computed first, because MuJoCo runs its steps in one call.
+        # All poses of a decision are computed first, because MuJoCo runs all physics steps of the
+        # decision in one call.
         for k in range(DECISION_PERIOD):
             for component, partner, c, s, d in (about_z, about_x):
                 # At the limit, turns away from the middle are stopped; turns back are not.

@@ -75,7 +75,7 @@ class Collector(SoloAreas):
         forward = rays.directions(self._degrees)
         push = ahead[:, None] * forward + right[:, None] * _to_right(forward)
         speed = np.sqrt((push * push).sum(axis=1))
-        # An agent that fires moves at half speed; diagonal moves are not faster than others.
+        # An agent that fires moves at half speed; diagonal moves are not faster than other moves.
         most = np.where(fires, 0.5 * SPEED, SPEED) / np.maximum(speed, 1.0)
         self._velocity *= _KEEP
         self._velocity += (1 - _KEEP) * push * most[:, None].astype(np.float32)

@@ -184,7 +184,7 @@ _PLACES = np.stack((np.sin(_TURNS), np.cos(_TURNS)), axis=1)
 
 
 def fastest(roads: AnyArray = ROADS) -> AnyArray:
-    """Return [P, P] simulation steps of the fastest way from each place to each other place."""
+    """Return the steps [P, P] of the fastest way from each place (row) to each place (column)."""
     # Floyd's algorithm (Floyd 1962, Algorithm 97). Places without a road get the sum of all roads,
     # which no way exceeds.
     times = np.where(roads > 0, roads, roads.sum())

@@ -1,8 +1,8 @@
 """Two paddles and a ball: a symmetric game, of which an episode is one point.
 
-Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams have one
-behavior; each observes the court as if its own paddle were on the left, so one policy can play both
-sides.
+Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams share one
+behavior; each team observes the court as if its own paddle were on the left, so one policy can play
+both sides.
 """
 
 from __future__ import annotations

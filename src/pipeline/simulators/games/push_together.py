@@ -38,7 +38,7 @@ SCALE = 4.0
 """Number of cells that a relative observation of 1 stands for."""
 OBS_SIZE = 12
 
-# Agents that must push in the same step to move the block.
+# Number of agents that must push in the same step to move the block.
 _NEEDED = 2
 # For each agent of an area, the indices of the two other agents.
 _MATES = np.array([(1, 2), (0, 2), (0, 1)])
@@ -58,7 +58,7 @@ class PushTogether(Areas):
         super().__init__("push_together", specs, seed=seed, n_agents=n_agents, per_area=TEAM)
         self._cell = self._keep("cell", (TEAM, 2))
         self._present = self._keep("present", (TEAM,), np.bool_)
-        self._life = self._keep("life", (TEAM,))  # number of earlier agents in this row
+        self._life = self._keep("life", (TEAM,))  # number of earlier agents at this index
         self._block = self._keep("block", ())
         self._pit = self._keep("pit", (2,))
         self._open = self._keep("open", (), np.bool_)
@@ -92,7 +92,7 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
-        # An agent that fell has ended alone; at the end of the episode the others end, too.
+        # An agent that fell has ended alone; at the end of the episode all other agents end.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():

@@ -1,4 +1,4 @@
-"""Ray observations in the layout of Unity's ray sensor, and walking by them.
+"""Ray observations in the layout of Unity's ray sensor, and helpers of experts that use them.
 
 Points are (x, z). A heading is an angle clockwise from +z, seen from above, as Unity's angle about
 the y axis.
@@ -34,7 +34,10 @@ def spread(n_per_side: int, max_degrees: float) -> AnyArray:
 
 
 def directions(degrees: AnyArray) -> FloatArray:
-    """Return float32 [..., 2] unit vectors of headings; without zeros: callers divide by them."""
+    """Return float32 [..., 2] unit vectors of headings.
+
+    No component is 0, because callers divide by the components.
+    """
     radians = np.radians(degrees)
     vectors = np.stack([np.sin(radians), np.cos(radians)], axis=-1).astype(np.float32)
     return np.where(np.abs(vectors) < _SMALLEST, _SMALLEST, vectors)

@@ -111,8 +111,8 @@ class Tag(Areas):
         """Return observations [n, 7], agent ids and group ids of one behavior's agents in `areas`.
 
         A hunter observes its place, the relative places of its mate and of the runner, and the time
-        left; a runner its place, the relative places of the nearer and the farther hunter, and the
-        time left.
+        left. A runner observes its place, the relative places of the nearer and the farther hunter,
+        and the time left.
         """
         place = self._place[areas]
         hunters, runner = place[:, :N_HUNTERS], place[:, N_HUNTERS:]

@@ -1,4 +1,4 @@
-"""Environment parameters: a number, or a sampler that gives a new draw at every reading.
+"""Environment parameters: each is a number, or a sampler that draws a number at each reading.
 
 Executables and environments in this process share this module, so that equal samplers give equal
 draws in both.
@@ -20,7 +20,10 @@ Stat = tuple[str, float, int]
 UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
 """Sampler kinds as the environment-parameters side channel numbers them."""
 READING = "Environment/Parameter/"
-"""Prefix of the statistics with the values of parameters that a simulator has read."""
+"""Prefix of statistics that report which values of a parameter a simulator has read.
+
+The rest of the statistic's name is the name of the parameter.
+"""
 
 # The number of StatsAggregationMethod.HISTOGRAM.
 _HISTOGRAM = 3
@@ -52,7 +55,8 @@ class Sampler:
         if self.kind == GAUSSIAN:
             # NumPy refuses negative standard deviations; the sign does not change the distribution.
             return float(rng.normal(self.values[0], abs(self.values[1])))
-        # The number is uniform over all ranges, so a range is chosen in proportion to its width.
+        # Values are uniform over the union of all ranges, so a range is chosen in proportion to its
+        # width.
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
         total = widths.sum()
@@ -88,7 +92,7 @@ class Parameters:
         self._sources[name] = float(value)
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
-        """From now on, let each reading of a parameter draw its value from `sampler`."""
+        """Make each later reading of a parameter return a new draw from `sampler`."""
         self._sources[name] = Source(sampler)
 
     def read(self, name: str, default: float) -> float:
@@ -101,7 +105,7 @@ class Parameters:
         return value
 
     def values(self) -> dict[str, float]:
-        """Return a value of each set parameter by name; a sampler gives a new draw."""
+        """Return the value of each parameter that is set, by name; a sampler gives a new draw."""
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
@@ -111,7 +115,7 @@ class Parameters:
         return readings
 
     def state_dict(self) -> dict[str, Any]:
-        """Return values, samplers and the state of their random streams, as plain values."""
+        """Return fixed values, samplers and the states of the random streams, as plain values."""
         return {
             name: {
                 "kind": source.sampler.kind,
@@ -148,7 +152,7 @@ class Controls:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        # A simulator that reads its parameters itself can give each of its areas another draw.
+        # A simulator that reads its samplers itself can draw another value for each of its areas.
         theirs = getattr(simulator, "parameters", None)
         self._parameters = theirs if isinstance(theirs, Parameters) else Parameters()
         self._stats: Callable[[], Iterable[Stat]] | None = getattr(simulator, "stats", None)
@@ -161,8 +165,8 @@ class Controls:
         self._simulator.set_parameter(name, value)
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
-        """From now on, draw a parameter's values from `sampler`, beginning with its first draw."""
-        # A new source is made even for an equal sampler, which then begins again.
+        """From now on, draw a parameter's values from `sampler`."""
+        # An equal sampler also gets a new source, so that its random stream begins again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 
@@ -177,19 +181,22 @@ class Controls:
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
     def take_stats(self) -> list[Stat]:
-        """Return the simulator's statistics, and the values of set parameters that it has read."""
+        """Return the simulator's statistics, and the parameter values that it has read."""
         stats = [] if self._stats is None else list(self._stats())
         readings = self._parameters.take_readings()
         stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samplers that this object draws from for the simulator, and their streams."""
+        """Return the names of parameters with a sampler.
+
+        Also return the samplers with their random streams, if this object draws from them.
+        """
         drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the samplers from `state_dict`; the simulator restores its own state."""
+        """Restore the result of `state_dict`; the simulator restores its own state."""
         if self._draws_for_simulator:
             self._parameters.load_state_dict(state["drawn"])
         self._samplers = set(state["samplers"])

@@ -13,7 +13,9 @@ _log = logging.getLogger(__name__)
 # Bytes before a payload: a channel's id (16) and the payload's length (4).
 _HEAD = 20
 MAX_FRAMES = 100_000
-"""Largest number of frames in one message: reading a frame takes more than a microsecond."""
+"""Largest number of frames in one message. It limits the time to read a message: each frame takes
+more than a microsecond.
+"""
 
 # The ids of ML-Agents' channels are fixed in the Unity package.
 ENGINE_CONFIGURATION = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
@@ -46,7 +48,7 @@ def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
         if len(frames) == MAX_FRAMES:
             raise UnityEnvironmentException(
                 f"a side channel message of {len(data)} bytes has more than {MAX_FRAMES} frames, "
-                f"the last of the channel {frames[-1][0]}: send fewer messages in each step"
+                f"the last one for the channel {frames[-1][0]}: send fewer messages in each step"
             )
         start = position + _HEAD
         length = -1
@@ -64,7 +66,7 @@ def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
 
 
 class OutgoingMessage:
-    """A payload to which values are appended, for sending."""
+    """A payload to send; each `write_` method appends a value."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()

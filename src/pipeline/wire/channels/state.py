@@ -1,9 +1,9 @@
 """The state side channel: a trainer asks an environment for its state, and later restores it.
 
-A message is an int32 version, an int32 type, and the type's content. The trainer never reads a
-state: only the environment knows the meaning of its bytes. Our simulators write arrays and JSON
-(`encode`), and read the same format only (`decode`). docs/explanation/resume.md describes the
-channel for authors of other environments.
+A message is an int32 version, an int32 type, and a content that depends on the type. The trainer
+never reads a state: only the environment knows the meaning of its bytes. Our simulators write
+arrays and JSON (`encode`), and read the same format only (`decode`). docs/explanation/resume.md
+describes the channel for authors of other environments.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipeline.errors import UnitySideChannelException
 
 VERSION = 1
 MAX_STATE_BYTES = 1 << 27
-"""Largest state of one environment, in bytes. The general gRPC runtime accepts messages of twice
-this size.
+"""Largest state of one environment, in bytes. The general gRPC runtime accepts messages of up
+to twice this size.
 """
 
 _HEAD = struct.Struct("<ii")
@@ -57,7 +57,8 @@ def message(kind: StateMessageType, content: bytes = b"") -> bytes:
     """
     if len(content) > MAX_STATE_BYTES:
         raise ValueError(
-            f"its state has {len(content)} bytes, at most {MAX_STATE_BYTES} can be sent"
+            f"the environment's state has {len(content)} bytes, at most {MAX_STATE_BYTES} can be "
+            "sent: leave out values that can be computed again"
         )
     return _HEAD.pack(VERSION, kind) + content
 
@@ -66,7 +67,8 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
     """Return type and content of a message on the state channel.
 
     Raises:
-        UnitySideChannelException: The message is cut off, too large, or of another version.
+        UnitySideChannelException: The message is cut off, too large, or has an unknown version or
+            type.
     """
     if len(payload) < _HEAD.size:
         raise UnitySideChannelException(
@@ -89,14 +91,14 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """Return a state, nested maps and lists of plain values and arrays, as JSON and bytes.
+    """Serialize a state: nested maps and lists of plain values and arrays.
 
-    The arrays follow the JSON text.
+    The result is a JSON text, followed by the bytes of the arrays.
 
     Raises:
         ValueError: A value has another type, or a key is not a text.
     """
-    # Arrays follow the text as bytes, because JSON would take more space and lose the dtype.
+    # Arrays are not in the JSON text, because they would take more space there and lose the dtype.
     arrays: list[AnyArray] = []
     text = json.dumps(_plain(state, arrays, "state")).encode()
     parts = [np.ascontiguousarray(array).tobytes() for array in arrays]
@@ -104,7 +106,7 @@ def encode(state: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return the state that `encode` serialized: tuples become lists, arrays are writable.
+    """Return the state that `encode` serialized, with lists for tuples and with writable arrays.
 
     Raises:
         ValueError: The bytes are not a state.
@@ -118,7 +120,10 @@ def decode(data: bytes) -> dict[str, Any]:
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"these bytes are not an environment's state ({error})") from error
     if not isinstance(state, dict) or arrays.position != len(data):
-        raise ValueError("these bytes are not an environment's state (there are too many)")
+        raise ValueError(
+            "these bytes are not an environment's state (the JSON is no map, or "
+            "bytes follow the arrays)"
+        )
     return state
 
 
@@ -127,7 +132,7 @@ class _Arrays:
 
     def __init__(self, data: bytes, position: int) -> None:
         if not _LENGTH.size <= position <= len(data):
-            raise ValueError("they are cut off")
+            raise ValueError("the JSON text is cut off")
         self._data, self.position = data, position
 
     def take(self, dtype: Any, shape: Any) -> AnyArray:
@@ -138,11 +143,11 @@ class _Arrays:
             or len(sizes) > _MAX_DIMENSIONS
             or min(sizes, default=0) < 0
         ):
-            raise ValueError(f"an array of type {kind} and shape {sizes}")
+            raise ValueError(f"an array of type {kind} and shape {sizes} is not allowed")
         # Python's integers, unlike NumPy's, do not overflow with the sizes of a damaged state.
         end = self.position + kind.itemsize * math.prod(sizes)
         if end > len(self._data):
-            raise ValueError("they are cut off")
+            raise ValueError("an array is cut off")
         array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
         # A shape of None belongs to a NumPy scalar. An array is copied, because a view of bytes is
@@ -161,7 +166,7 @@ def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{path}: the key {odd[0]!r} is not a text")
-        # The key "map" protects a user's key "array" from being read as an array.
+        # A map is stored under the key "map", so that a user's key "array" is not read as an array.
         return {"map": {k: _plain(item, arrays, f"{path}.{k}") for k, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_plain(item, arrays, f"{path}[{at}]") for at, item in enumerate(value)]

@@ -81,7 +81,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
         UnityActionException: An agent has another number of actions than `spec`.
         UnityCommunicationException: The bytes are not a ListAgentActionProto.
     """
-    # Our trainer writes choices below 128 in this layout. Messages of other trainers are parsed.
+    # Our trainer writes choices below 128 in this layout. All other messages are parsed.
     layout = action_layout(spec.continuous_size, spec.discrete_size, 1)
     n, rest = divmod(len(data), len(layout.template))
     if n and not rest:

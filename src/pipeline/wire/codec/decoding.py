@@ -1,4 +1,4 @@
-"""The complete decoder: reads any message into arrays, agent by agent, and raises all errors.
+"""The complete decoder: reads any message into arrays, agent by agent, and refuses bad messages.
 
 `layout_cache` is faster for messages of many agents and for messages with a known layout.
 """
@@ -35,7 +35,7 @@ from pipeline.wire.codec import records
 from pipeline.wire.codec.generated import messages as m
 from pipeline.wire.codec.png import decode_png, png_size
 
-# Largest number of bytes after an observation's numbers for which the sensor's name is cached.
+# The sensor's name is cached if at most this many bytes follow the numbers of an observation.
 _MAX_TAIL_BYTES = 4096
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
@@ -66,7 +66,7 @@ def decode_steps(
 
 
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
-    """Return the agents as decision steps, with `masks`, and terminal steps of ended episodes."""
+    """Return decision steps, with `masks`, and terminal steps of the agents that have ended."""
     ended = agents.done
     # In nearly all messages no episode has ended, and the arrays are passed on without a copy.
     if not ended.any():
@@ -81,7 +81,7 @@ def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentInfos:
-    """Data of N agents in a message: `obs` is float32 [N, *shape] each, other fields are [N]."""
+    """Data of N agents: each array in `obs` is float32 [N, *shape], all other fields are [N]."""
 
     obs: list[FloatArray]
     reward: FloatArray
@@ -92,7 +92,7 @@ class AgentInfos:
     group_reward: FloatArray
 
     def fields(self, rows: BoolArray | slice) -> dict[str, Any]:
-        """Return `rows` of the fields that decision and terminal steps have in common, by name."""
+        """Return the fields that both kinds of steps have, by name, for the agents in `rows`."""
         return {
             "obs": [values[rows] for values in self.obs],
             "reward": self.reward[rows],
@@ -128,7 +128,10 @@ def decode_infos(
 
 
 def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
-    """Raise NonFiniteError if a number is not finite; images are not checked, as in ML-Agents."""
+    """Raise NonFiniteError for a reward or observation that is not finite.
+
+    Images are not checked, as in ML-Agents.
+    """
     check_finite(agents.reward, "rewards", name)
     check_finite(agents.group_reward, "group_rewards", name)
     for index, (values, obs) in enumerate(zip(agents.obs, spec.observation_specs, strict=True)):
@@ -150,7 +153,8 @@ def _decode_observations(
 ) -> list[FloatArray]:
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
-    # The counts are compared before `row[index]` below, which would raise an IndexError.
+    # The counts are compared first, because `row[index]` below raises an IndexError if an
+    # observation is missing.
     if set(map(len, rows)) != {count}:
         info = next(info for info in infos if len(info.observations) != count)
         raise _ObservationError(
@@ -185,7 +189,7 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
         if other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
-                f"{sent}; the behavior has the order {names}, and all its agents must have it."
+                f"{sent}; the behavior has the order {names}, and all its agents must send it."
             )
         if sent != names:
             note_other_names(name, str(names), str(sent))
@@ -223,7 +227,7 @@ def _decode_floats(
 def tail_name(tail: bytes) -> str | None:
     """Return an observation's name, which is in the bytes after the observation's numbers.
 
-    None if these bytes also hold a shape or numbers, or are too long to be cached.
+    None if these bytes are damaged, hold a shape or data, too, or are too long to be cached.
     """
     return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
 
@@ -264,7 +268,8 @@ def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> Fl
     """Return one agent's observation, float32 of `spec.shape`.
 
     Raises:
-        UnityObservationException: Its shape or its number of values does not fit `spec`.
+        UnityObservationException: The shape or the number of values does not fit `spec`, or a PNG
+            is damaged.
     """
     # One dimension above the limit is kept, so that a shape that is too long does not match.
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
@@ -288,7 +293,7 @@ def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> Fl
 
 
 def channels_last(message: m.ObservationProto) -> bool:
-    """Return whether a rank-3 observation is [H, W, C], as packages before 3.0 send it.
+    """Return whether a rank-3 observation is [H, W, C], as Unity packages before 3.0 send it.
 
     The dimension properties decide. Messages of API versions before 1.5, and of some Python
     environments, have none: then a PNG's own size decides, and uncompressed numbers have the order

@@ -49,9 +49,9 @@ def compressed_steps_bytes(
 
 @lru_cache(maxsize=256)
 def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[AnyArray, list[int]]:
-    """Return the bytes of an entry of ListAgentInfoProto, and the offsets of its numbers.
+    """Return the bytes of an entry of ListAgentInfoProto, and the offsets of its values.
 
-    The numbers are reward, done, max_step_reached, id, mask, each observation, group_id and
+    The values are reward, done, max_step_reached, id, mask, each observation, group_id and
     group_reward, in the order of their field numbers.
     """
     observations = [records.observation_template(spec) for spec in specs]
@@ -83,7 +83,7 @@ def infos_bytes(
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
-    """Return a serialized ListAgentInfoProto of N agents; raise ValueError for wrong shapes.
+    """Return a serialized ListAgentInfoProto of N agents; raise ValueError for a wrong shape.
 
     `done` and `interrupted` are bool [N] or one value for all agents.
     """
@@ -94,14 +94,14 @@ def infos_bytes(
     specs = tuple(spec.observation_specs)
     template, starts = _info_layout(specs, 0 if mask is None else mask.shape[1])
     reward_at, done_at, interrupted_at, id_at, mask_at, *obs_at, group_at, group_reward_at = starts
-    # The agents' entries differ only in their numbers, so the template is copied into every row,
-    # and the numbers are written over it.
+    # The agents' entries differ only in their values, so the template is copied into every row,
+    # and the values are written over it.
     table = np.empty((n, len(template)), dtype=np.uint8)
     table[:] = template
     _set_columns(table, reward_at, records.float_bytes(steps.reward))
     table[:, done_at] = done
     table[:, interrupted_at] = interrupted
-    # The ids are passed as bytes, because an array is not hashable.
+    # The ids are passed as bytes, because an array cannot be a key of the cache of `_ids`.
     _set_columns(table, id_at, _ids(steps.agent_id.tobytes(), steps.agent_id.dtype))
     if mask is not None:
         _set_columns(table, mask_at, mask.view(np.uint8))

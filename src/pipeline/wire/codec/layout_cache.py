@@ -39,9 +39,9 @@ from pipeline.wire.codec.decoding import (
 from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
-"""Smallest number of agents that are read field by field; fewer are as fast one by one."""
+"""Smallest number of agents that are read field by field; few agents are as fast one by one."""
 # Largest size of an agent, in bytes, for which the fields of all agents are read together. This
-# copies the observations once more than reading agent by agent.
+# copies the observations once more than reading agent by agent, which takes long if they are large.
 _MAX_AGENT_BYTES = 1 << 14
 # Tags of an agent's fields; its observations' tags are part of the pattern.
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
@@ -69,8 +69,8 @@ def read_fields(
 ) -> Fields | None:
     """Return the agents of a serialized ListAgentInfoProto, or None if `decoding` has to read it.
 
-    Before arrays are allocated, `check_memory` is called with the numbers of agents and of bytes;
-    it raises an error if there are too many.
+    Before arrays are allocated, `check_memory` is called with the numbers of agents and of bytes,
+    and raises an error if there are too many.
     """
     try:
         starts, ends = _bounds(data)
@@ -146,7 +146,7 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fields:
-    """N agents, and the offsets of their numbers in the message."""
+    """Data of N agents, and the offsets of rewards and observations in the message."""
 
     infos: AgentInfos
     masks: list[BoolArray] | None
@@ -155,11 +155,9 @@ class Fields:
     data: AnyArray
     """uint8 array with the bytes of the message, and padding after them."""
     reward: tuple[AnyArray, AnyArray]
-    """Rows [K] of the agents that sent a reward other than 0, and offsets [K, 4] of its bytes."""
+    """Indices [K] of the agents that sent a reward, and offsets [K, 4] of its bytes."""
     group_reward: tuple[AnyArray, AnyArray]
-    """Rows [K] of the agents that sent a group reward other than 0, and offsets [K, 4] of its
-    bytes.
-    """
+    """Indices [K] of the agents that sent a group reward, and offsets [K, 4] of its bytes."""
     obs_at: AnyArray
     """Offset [N] in `data` at which each agent's observations begin."""
 
@@ -180,7 +178,7 @@ class _Cursor:
         self.at = np.array(starts)
 
     def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
-        """Return the rows [K] that have the float field `tag`, and offsets [K, 4] of its bytes."""
+        """Return the K agents with the float field `tag`, and offsets [K, 4] of its bytes."""
         rows = self._rows_with(tag)
         index = self.at[rows, None] + np.arange(4)
         self.at[rows] += 4
@@ -241,8 +239,8 @@ class _Cursor:
         return out
 
     def _rows_with(self, tag: int) -> AnyArray:
-        """Return the rows whose next field is `tag`, and move their position past the tag."""
-        # Fields are in ascending order, so a row with a later tag does not have this field.
+        """Return the agents whose next field is `tag`, and move their positions past the tag."""
+        # Fields are in ascending order, so an agent with a later tag does not have this field.
         rows = np.flatnonzero(self.data[self.at] == tag)
         self.at[rows] += 1
         return rows
@@ -250,7 +248,7 @@ class _Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """The observations of one agent as bytes; in other agents only the numbers differ."""
+    """The bytes of one agent's observations; only the observed values differ between agents."""
 
     data: AnyArray
     """uint8 [W] bytes of the observations."""
@@ -261,7 +259,11 @@ class Pattern:
 
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
-        """Return the pattern of a serialized agent info, or raise LayoutMismatchError."""
+        """Return the pattern of a serialized AgentInfoProto.
+
+        Raises:
+            LayoutMismatchError: The observations do not have the usual form of `spec`.
+        """
         bodies = m.ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
@@ -271,7 +273,7 @@ class Pattern:
             tail = body[len(header) + 4 * math.prod(obs.shape) :]
             if not body.startswith(header) or tail_name(tail) != obs.name:
                 raise LayoutMismatchError
-            # Images with channels last are left to `decoding`, which copies every image anyway.
+            # Images with channels last are left to `decoding`, which changes the order of the axes.
             if len(obs.shape) == 3 and channels_last(m.ObservationProto.FromString(body)):
                 raise LayoutMismatchError
             data += records.delimited(13, body)
@@ -280,9 +282,13 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return observations, float32 [N, *shape], or raise LayoutMismatchError."""
+        """Return each observation of all agents, float32 [N, *shape].
+
+        Raises:
+            LayoutMismatchError: An agent's bytes differ from the pattern in more than numbers.
+        """
         n, width = len(cursor.at), len(self.data)
-        # In one table, each byte of the pattern is compared for all rows at once.
+        # The bytes of all agents form one table, in which each column is compared at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
         if len(joined) != n * width:
             raise LayoutMismatchError
@@ -302,8 +308,8 @@ class Pattern:
 # Longest message with a stored layout; a layout takes eight times as many bytes.
 _MAX_CACHED_BYTES = 1 << 17
 _MAX_LAYOUTS = 8
-# Largest number of messages between two stored layouts; the number doubles after each layout that
-# never matched.
+# Largest number of messages between two stored layouts. The number doubles with each stored layout,
+# and is 1 again after a message that has a stored layout.
 _MAX_SKIPS = 1024
 
 
@@ -329,7 +335,7 @@ class Decoder:
             UnitySpecificationException: The agents would take far more memory than was sent.
             UnityCommunicationException: The bytes are not a ListAgentInfoProto.
         """
-        # All messages of a layout have the same length, so the length finds the layout.
+        # All messages of a layout have the same length, so layouts are looked up by length.
         layout = self._layouts.get(len(data))
         if layout is not None:
             decision = layout.read(data)
@@ -413,7 +419,7 @@ class _Layout:
         end = 4 * self.n_numbers
         if table[end:].tobytes() != self.fixed:
             return None
-        # `take` has made a copy, so callers may write, and the message's memory can be freed.
+        # `take` has made a copy, so callers may write to it, and the message can be freed.
         numbers = table[:end].view("<f4")
         # Rewards and observations must be finite; flags and ids cannot be infinite.
         # The sum of squares is the fastest test for NaN and infinity. It also overflows for numbers
@@ -429,7 +435,8 @@ class _Layout:
         return DecisionSteps(
             obs,
             self._spread(numbers[:k], self.reward),
-            # Ids and masks are copied, because callers may write, and the layout is used again.
+            # Ids and masks are copied, because callers may write to them, and the layout is used
+            # again.
             self.agent_id.copy(),
             None if self.masks is None else [mask.copy() for mask in self.masks],
             self.group_id.copy(),

@@ -32,7 +32,7 @@ ID_WIDTH = 10
 
 
 def parse(kind: type[M], data: Received, sender: str = "environment") -> M:
-    """Return the message of type `kind` that `sender` sent.
+    """Return the message of type `kind` in `data`; the error names the `sender`.
 
     Raises:
         UnityCommunicationException: The bytes are not a message of that type.

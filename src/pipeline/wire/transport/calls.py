@@ -22,9 +22,10 @@ LOST_S = 2.0
 _POLL_S = 0.2
 # ML-Agents' status numbers in a message's header: the conversation continues, or ends.
 OK, STOP = 200, 400
-NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
+NO_GREETING = "the first call must be a greeting: status 200 and the description of the environment"
 FOREIGN = "the trainer waits for the call of another process"
-# Both ends announce every capability, because neither end uses a feature that the other end lacks.
+# Both ends announce every capability, because an end does not use features that the other end has
+# not announced.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
     **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
 )

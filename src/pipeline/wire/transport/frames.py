@@ -78,9 +78,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def check(kind: int, flags: int, stream: int, length: int) -> None:
-    """Raise FrameError if a frame's header is malformed; unknown kinds pass, as the RFC demands.
+    """Raise FrameError if a frame's header is malformed; accept unknown kinds, as RFC 9113 demands.
 
-    Only DATA frames may be as large as we announce: other kinds that we read are small.
+    Only DATA frames may be as large as the announced limit: all other frames are small.
     """
     # Nearly all frames are DATA and HEADERS; they need none of the slow checks below.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
@@ -120,7 +120,7 @@ def increment(payload: bytes, window: int) -> int:
     """Return the number of bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
     credit: int = struct.unpack(">I", payload)[0] & LARGEST_WINDOW
     if credit == 0:
-        raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE by 0")
+        raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE with an increment of 0")
     if window + credit > LARGEST_WINDOW:
         raise FrameError(FLOW_CONTROL_ERROR, "a WINDOW_UPDATE beyond the largest window")
     return credit

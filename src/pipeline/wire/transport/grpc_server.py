@@ -26,8 +26,8 @@ from pipeline.wire.transport.peers import PeerCheck
 
 _log = logging.getLogger(__name__)
 
-# One thread waits with the environment's call. The others answer a client that reconnects, and
-# calls that are refused.
+# One thread waits with the environment's call. The other threads answer a client that reconnects,
+# and calls that are refused.
 _N_THREADS = 4
 _OPTIONS = (
     # With SO_REUSEPORT, a second server could take the same port without an error.
@@ -48,16 +48,17 @@ _OWNER_CHECK_S = 0.5
 class GrpcServer(calls.CallServer):
     """A server with the interface of `transport.server.Server` that uses gRPC's own threads.
 
-    A call waits in a thread of the runtime until `reply` has its answer. This server does not
-    notice an environment that disconnects between two calls, or just before an answer is sent: the
-    launcher notices the end of the process, else the time-out ends the wait. A connection is
+    A call waits in a thread of the runtime until `reply` gives the answer. This server does not
+    notice an environment that disconnects between two calls, or just before an answer is sent. Then
+    the launcher notices the end of the process, or the time-out ends the wait. A connection is
     identified by the client's address and port.
     """
 
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
         """Start listening; arguments and errors are those of `Server`."""
         # The runtime's fork handlers break environments that we launch while the runtime is in use.
-        # They are for child processes that use the runtime (grpc/grpc: doc/fork_support.md).
+        # Only child processes that use the runtime need the handlers (grpc/grpc:
+        # doc/fork_support.md).
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc
 
@@ -127,17 +128,18 @@ class GrpcServer(calls.CallServer):
             self._pending = self._latest = self._owner = self._lost_at = None
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, wait up to `wait_s` for it to read this, free the port."""
+        """Tell the environment to stop, wait up to `wait_s` until it reads this, free the port."""
         if self._closed:
             return
         self._take_last_call(wait_s)
-        self._closed = True  # from now on, calls are answered at once with the end
+        self._closed = True  # from now on, each call is answered at once with STOPPED
         self._stop_calls()
         self._server.stop(wait_s).wait()
         self._pool.shutdown()
 
     def _take_last_call(self, wait_s: float) -> None:
-        # An environment that is about to call gets the end as its answer, instead of an error.
+        # The environment may be about to call. This call is awaited, so that the answer can tell
+        # the environment to stop; otherwise the call would fail.
         if self._pending is None and self._owner is not None and self._lost_at is None:
             with contextlib.suppress(queue.Empty):
                 self._next_call(wait_s)
@@ -190,7 +192,7 @@ class GrpcServer(calls.CallServer):
             if not calls.can_start_or_resume(request, has_begun=self._owner is not None):
                 return calls.NO_GREETING
             if self._owner is not None and calls.is_handshake(request):
-                # The environment was started again: its old conversation is lost for good.
+                # The environment was started again, so its old conversation cannot continue.
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):

@@ -1,4 +1,4 @@
-"""HTTP/2 connections that carry gRPC's unary calls: the base class, and the calling end.
+"""HTTP/2 connections that carry gRPC's unary calls: their base class, and the calling end.
 
 A step is one call, so its latency bounds the speed of small environments. The general gRPC runtime
 passes every call through several threads; here the thread that waits for a message reads the
@@ -43,7 +43,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_CALL_BYTES = LARGEST_WINDOW
 """Largest call in bytes: neither a protobuf message nor a stream's window can be larger."""
 MAX_READ_BYTES = 1 << 18
-# Parts of messages above this size are received into, and sent from, their own memory.
+# A part of a message that is larger than this is received directly into the memory of the message,
+# and sent directly from there.
 _LARGE_BYTES = 1 << 16
 _PADDED_OR_WITH_PRIORITY = frames.PADDED | frames.WITH_PRIORITY
 # gRPC's prefix of a message: 0 for "not compressed", and the length.
@@ -169,8 +170,8 @@ class Connection(ABC):
         May raise TimeoutError.
         """
         try:
-            # Small reads are done here and not in a function, because a call would take time, and
-            # nearly all reads are small.
+            # Small reads are done here and not in a function, because calling a function would
+            # take time, and nearly all reads are small.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk
@@ -214,7 +215,7 @@ class Connection(ABC):
                 length, kind = length_and_kind >> 8, length_and_kind & 0xFF
                 stop = position + 9 + length
                 stream &= LARGEST_WINDOW  # the first bit is reserved
-                if kind != DATA or stream == 0:  # most frames are DATA frames of a stream
+                if kind != DATA or stream == 0:  # DATA frames of a stream need no check
                     frames.check(kind, flags, stream, length)
                 if self._expected is not None:
                     self._check_expected(kind, flags, stream)
@@ -351,7 +352,7 @@ class Connection(ABC):
             return
         self._check_opened(frames.WINDOW_UPDATE, stream)
         call = self._streams.get(stream)
-        # Without `call` the stream has ended: the frame was sent before our answer arrived.
+        # If `call` is None, the stream has ended: the frame was sent before our answer arrived.
         if call is None:
             frames.increment(payload, 0)
         else:

@@ -1,4 +1,4 @@
-"""Which process of this machine opened a connection, and whether it may be the environment.
+"""Finds the process that opened a connection, and decides whether it may be the environment.
 
 Every process and user of the machine can connect to a port, and the first client that greets owns
 the conversation. So the kernel is asked for the client's socket before its greeting is accepted.
@@ -71,8 +71,9 @@ class PeerCheck:
             return _DISCONNECTED
         if not self.mark:
             is_ours = uid in (0, os.geteuid())
-            return None if is_ours else f"it comes from {_process_name(None, uid)}. {_OTHER_USER}"
-        # The client is nearly always the first process; looking through all processes takes longer.
+            return None if is_ours else f"the client is {_process_name(None, uid)}. {_OTHER_USER}"
+        # The client is nearly always the process that was started, or a descendant. Looking through
+        # all processes takes longer.
         if any(_holds(member, inode, uid) for member in self._descendants()):
             return None
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
@@ -95,7 +96,7 @@ class PeerCheck:
                 user = psutil.Process(pid).username()
                 is_ours = user == psutil.Process().username()
                 return (
-                    None if is_ours else f"it comes from {_process_name(pid, user)}. {_OTHER_USER}"
+                    None if is_ours else f"the client is {_process_name(pid, user)}. {_OTHER_USER}"
                 )
             is_ours = self._is_marked(pid) or pid in self._descendants()
             return (
@@ -104,7 +105,7 @@ class PeerCheck:
                 else self._foreign_process(_process_name(pid, psutil.Process(pid).username()))
             )
         except psutil.Error:
-            return f"it comes from process {pid}, which cannot be read"
+            return f"the client is process {pid}, of which the system tells nothing"
 
     def _descendants(self) -> Iterator[int]:
         """Yield the id of the process that was started, then the ids of its descendants.
@@ -126,7 +127,7 @@ class PeerCheck:
 
     def _foreign_process(self, who: str) -> str:
         return (
-            f"it comes from {who}, which is not the environment that was started (process "
+            f"the client is {who}, which is not the environment that was started (process "
             f"{self.pid}) and was not started by it. {_REMEDY}"
         )
 

@@ -170,7 +170,7 @@ class IncomingConnection(Connection):
             self.messages = deque(message for message in self.messages if message[0] != stream)
 
     def _send(self, data: Received | bytearray) -> None:
-        """Send the bytes that the system accepts now; store the other bytes for the next call."""
+        """Send the bytes that the system accepts now; store the others for the next `_send`."""
         unsent = self._unsent
         if unsent:
             unsent += data
@@ -381,7 +381,7 @@ class Server(calls.CallServer):
         return None
 
     def _find_owner(self) -> IncomingConnection | None:
-        """Return the first connection that begins or continues the conversation; refuse others."""
+        """Return the first connection that begins or continues a conversation; refuse the rest."""
         has_begun = self._has_begun
         for connection in self._candidates:
             while connection.messages:
@@ -500,7 +500,7 @@ class Server(calls.CallServer):
                 for accepted in accepted_from(listener, BACKLOG):
                     # No GOAWAY is sent, because clients would connect again at once.
                     accepted.close()
-                    self._warn("A connection is refused: the environment has another one.")
+                    self._warn("A connection is refused: the environment has another connection.")
 
     def _warn(self, message: str, *values: str | int) -> None:
         """Log a line about another client: the first ten as warnings, later ones at level DEBUG."""

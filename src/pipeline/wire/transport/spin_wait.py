@@ -1,10 +1,10 @@
 """Waiting for the other process: poll for some milliseconds, then sleep.
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
-the kernel tens of microseconds, on a virtual machine hundreds, and delays the waking process, too;
-so each process polls for some milliseconds before it blocks. If polling does not pay, because the
-other process is slower or more processes wait for this processor, a process soon stops polling and
-tries again seldom; on a machine with a single processor it never polls.
+the kernel tens of microseconds, on a virtual machine hundreds, and also delays the process that
+wakes the other; so each process polls for some milliseconds before it blocks. If polling does not
+pay, because the other process is slower or more processes wait for this processor, a process soon
+stops polling and tries again seldom; on a machine with a single processor it never polls.
 `benchmarks/exchange.py`, with and without PIPELINE_SPIN_US=0, shows the effect.
 """
 
@@ -47,8 +47,8 @@ class SpinWait:
         if self._n_to_skip > 0:
             self._n_to_skip -= 1
             return
-        # The thread's clock is read first. `others_s`, the time in which other processes had the
-        # processor, is therefore at most 0 if there were none.
+        # `others_s` is the time in which other processes had the processor. The thread's clock is
+        # read first, so that `others_s` is not above 0 if no other process ran.
         worked, began = time.thread_time(), time.perf_counter()
         is_ready, end = False, began + self.limit_s
         while time.perf_counter() < end:

@@ -90,7 +90,7 @@ def test_an_archive_above_the_limit_is_not_downloaded(web, cache):
     assert left(cache) == []
 
 
-def test_download_is_tried_again_after_a_dropped_connection_and_leaves_no_files(web, cache):
+def test_download_is_retried_after_a_dropped_connection_and_leaves_no_files_if_it_fails(web, cache):
     url = web.add("game.zip", BIG)
     web.drops = [20 * CHUNK + 5, 0]
     assert played(fetch.fetch(url, sha256=digest(BIG)))

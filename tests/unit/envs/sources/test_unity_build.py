@@ -124,7 +124,7 @@ def test_unity_project_is_built_with_the_method_and_arguments_of_its_settings(pr
         ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. All"),
         (
             "silent",
-            "failed with exit code 7. Its log says: no error; its last line is 'Unity Editor vers",
+            "failed with exit code 7. Its log says: no error; the last line is 'Unity Editor vers",
         ),
         ("nothing", "the build of My Game: expected one executable, found none"),
     ],
@@ -148,7 +148,7 @@ def ends(pid: int, *, within_s: float) -> bool:
 
 def test_hanging_build_of_a_unity_project_is_killed_with_its_child_processes(project):
     message = failure(project, "hang", timeout_s=5.0)
-    assert "was ended after 5 s (timeout_s); its last line was: [Licensing" in message
+    assert "was ended after 5 s (timeout_s); the last line of its log is: [Licensing" in message
     helper = int((project / "helper").read_text())
     assert ends(helper, within_s=30.0)
 

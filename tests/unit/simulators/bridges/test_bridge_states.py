@@ -252,7 +252,7 @@ def test_each_end_of_an_agent_is_reported_once_in_every_episode_also_after_a_res
             copy.load_state_dict(saved)
 
 
-def test_agent_that_disappears_after_a_restore_is_reported():
+def test_agent_that_disappears_after_a_restore_causes_an_error_that_names_the_agent():
     copy, restored = guests(), guests()
     list(copy.reset())
     restored.load_state_dict(copy.state_dict())

@@ -207,8 +207,12 @@ class Texts(bridge_toys.Dying):
 @pytest.mark.parametrize(
     ("creators", "options", "said"),
     [
-        ({}, {}, "it has neither env nor parallel_env, but api is auto"),
-        ({"env": bridge_toys.Turns}, {"api": "parallel"}, "it has aec, but api is parallel"),
+        ({}, {}, "the environment has neither env nor parallel_env, but api is auto"),
+        (
+            {"env": bridge_toys.Turns},
+            {"api": "parallel"},
+            "the environment has aec, but api is parallel",
+        ),
         ({"env": bridge_toys.Turns}, {"api": "both"}, "api is 'both'; choose one of auto"),
         ({"env": bridge_toys.Turns}, {"groups": "all"}, "its agents act in turns"),
         ({"parallel_env": bridge_toys.Dying}, {"groups": "some"}, "choose one of none, all"),

@@ -58,7 +58,9 @@ def test_action_mask_forbids_exactly_the_moves_off_the_grid(cell, closed):
 
 
 @pytest.mark.parametrize(("wanted", "reward"), [(0, 0.99), (1, -1.01)])
-def test_both_goals_end_the_episode_and_only_the_target_goal_gives_a_reward(wanted, reward):
+def test_both_goals_end_the_episode_and_only_the_target_goal_gives_a_positive_reward(
+    wanted, reward
+):
     simulator = placed((2, 2), (2, 3), (4, 4), wanted)
     decisions, terminals = step(simulator, RIGHT)
     assert terminals.reward == pytest.approx([reward])

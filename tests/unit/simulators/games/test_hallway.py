@@ -76,7 +76,9 @@ def test_observations_in_the_corridor_do_not_depend_on_the_cue_or_on_earlier_act
 
 @pytest.mark.parametrize(("cue", "reward"), [(0, 1.0), (1, -0.1)])
 @pytest.mark.parametrize("side", [-1, 1])
-def test_both_goals_end_the_episode_and_only_the_goal_of_the_cue_gives_a_reward(cue, side, reward):
+def test_both_goals_end_the_episode_and_only_the_goal_of_the_cue_gives_a_positive_reward(
+    cue, side, reward
+):
     simulator = placed(position=(2.5 * side, 9.0), cue=cue, o_side=side)
     put(simulator, is_past=True)
     tag, _ = seen(simulator)
@@ -89,7 +91,7 @@ def test_both_goals_end_the_episode_and_only_the_goal_of_the_cue_gives_a_reward(
     assert decisions.reward.tolist() == [0.0]
 
 
-def test_option_cue_at_end_shows_the_cue_next_to_the_goals():
+def test_option_cue_at_end_also_shows_the_cue_between_the_goals():
     simulator = placed(position=(0.0, 0.5), cue=1, cue_at_end=True)
     things = now(simulator).things
     things[:, :2], things[:, 4:] = hallway.rays.HIDDEN, hallway.rays.HIDDEN

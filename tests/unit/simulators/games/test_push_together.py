@@ -39,7 +39,7 @@ def test_only_the_first_of_two_agents_that_enter_the_pit_ends_its_episode():
     assert decisions.agent_id.tolist() == [1, 2]
 
 
-def test_success_ends_the_group_and_a_new_agent_replaces_the_one_that_filled_the_pit():
+def test_success_ends_the_episode_of_the_group_and_replaces_the_agent_that_filled_the_pit():
     simulator = placed((0, 6), (1, 4), (2, 4), block=5, pit=(1, 6))
     step(simulator, DOWN, NOTHING, NOTHING)
     decisions, terminals = step(simulator, RIGHT, RIGHT)
