@@ -21,12 +21,7 @@ from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
 from pipeline.envs.named_env import environment_of, executable_of, in_folder
 from pipeline.errors import SettingsError
 from pipeline.evaluation.episodes import Episode
-from pipeline.export.observed import (
-    EnvironmentForm,
-    decision_steps,
-    network_masks,
-    network_rows,
-)
+from pipeline.export.observed import EnvironmentForm, network_steps
 from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import RunSettings
 from pipeline.settings.project.environments import named
@@ -361,16 +356,13 @@ class LoadedPolicy:
         """
         if isinstance(observation, DecisionSteps):
             return self.onnx.act(observation, deterministic=deterministic)
-        layout, is_batch = self.onnx.description, True
         if self._form is None:
-            obs = network_rows(observation, layout, self._where)
-            branches = layout.discrete_branches
-            masks = network_masks(action_mask, len(obs[0]), branches, self._where)
-        else:
-            obs, masks, is_batch = self._form.rows(observation, action_mask)
-        steps = decision_steps(obs, masks, agent_id)
+            layout = self.onnx.description
+            steps = network_steps(observation, action_mask, layout, self._where, agent_id)
+            return self.onnx.act(steps, deterministic=deterministic)
+        steps, is_batch = self._form.steps(observation, action_mask, agent_id)
         actions = self.onnx.act(steps, deterministic=deterministic)
-        return actions if self._form is None else self._form.native(actions, is_batch)
+        return self._form.native(actions, is_batch)
 
     def reset(self, agents: Any = None, *, seed: int | None = None) -> None:
         """Forget memories, after the end of episodes; a policy without memory has none.
