@@ -14,7 +14,7 @@ import ast
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module, metadata
@@ -143,8 +143,7 @@ class Group(Mapping[str, T], Generic[T]):
         if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
             which = "" if self.base is None else f" with a {self.base.__name__} as `settings_class`"
             raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
-        part = kind if self.base is None else _settings_of(name, cast("Any", kind))
-        return cast("T", part)
+        return cast("T", kind)
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
         # The path is part of the cache's key, because tests and stages extend `sys.path`.
@@ -228,24 +227,6 @@ def digests(path: str) -> dict[str, str]:
         names = metadata.packages_distributions().get(path.partition(":")[0].partition(".")[0], ())
         return {name: metadata.version(name) for name in names}
     return found
-
-
-@cache
-def _settings_of(made_by: str, kind: Any) -> Any:
-    """Return the settings class `kind` for the class `made_by` in a file of the user."""
-
-    # `pickle` needs this, because settings are sent to other processes.
-    def reduce(self: Any) -> tuple[Any, ...]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _with_values, (made_by, kind, values)
-
-    names = {"made_by": made_by, "in_file": True, "__reduce__": reduce, "__doc__": kind.__doc__}
-    return dataclass(frozen=True, kw_only=True, slots=True)(type(kind.__name__, (kind,), names))
-
-
-def _with_values(made_by: str, kind: type, values: Mapping[str, Any]) -> Any:
-    named(made_by)  # `named` puts the current folder on the path
-    return _settings_of(made_by, kind)(**values)
 
 
 def all_of(group: str) -> list[metadata.EntryPoint]:

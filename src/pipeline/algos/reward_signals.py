@@ -30,6 +30,7 @@ from pipeline.settings.trainer.schema import (
 )
 
 _log = logging.getLogger(__name__)
+_PACKAGE = "pipeline.algos."
 
 # Signals reward so few rows at once that the features of images need little memory.
 _CHUNK = 4096
@@ -208,10 +209,10 @@ def make(
         # The signal's own message does not name the key of its settings, so the key is added here.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
     except Exception as error:
-        if not signal_settings.in_file:
+        if ":" not in signal_settings.own_class:
             raise
         raise SettingsError(
-            f"reward_signals.{name}: {signal_settings.made_by} fails: {where(error)}"
+            f"reward_signals.{name}: {signal_settings.own_class} fails: {where(error)}"
         ) from error
 
 
@@ -221,14 +222,15 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
     Raises:
         SettingsError: The signal does not exist, or its class cannot be imported.
     """
-    if name not in REWARD_SIGNALS and not settings.in_file:
+    own = settings.own_class
+    if name not in REWARD_SIGNALS and not own:
         raise SettingsError(
             f"reward_signals.{name}: this reward signal is not supported; use one of: "
             f"{', '.join(REWARD_SIGNALS)}{REWARD_SIGNALS.more}"
         )
     try:
-        signal_class: Callable[..., RewardSignal] = plugins.load(
-            settings.made_by, package="pipeline.algos."
+        signal_class: Callable[..., RewardSignal] = (
+            plugins.named(own) if ":" in own else plugins.load(settings.made_by, package=_PACKAGE)
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(

@@ -36,9 +36,13 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
     Raises:
         SettingsError: The class cannot be imported, or is not an `Algorithm`.
     """
-    path = settings.hyperparameters.made_by
+    path = settings.trainer_type
     try:
-        algorithm = plugins.load(path, package="pipeline.algos.")
+        if ":" in path:
+            algorithm = plugins.named(path)
+        else:
+            path = settings.hyperparameters.made_by
+            algorithm = plugins.load(path, package="pipeline.algos.")
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
             f"trainer_type: '{settings.trainer_type}' names the class {path!r}, which cannot be "
