@@ -21,7 +21,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pipeline.errors import SettingsError, where
+from pipeline.errors import PipelineError, SettingsError, where
 from pipeline.files import sha256_of
 
 T = TypeVar("T")
@@ -200,6 +200,31 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
         file = getattr(loaded, "__file__", None) or f"the module {module}"
         raise SettingsError(f"{path}: {file} has no function or class '{attribute}'{hint}")
     return make
+
+
+def class_for(chosen: str, made_by: str) -> Any:
+    """Return the class of a part: `chosen` if it is `module:Class`, or else the class at `made_by`.
+
+    Raises:
+        SettingsError: The class cannot be imported.
+    """
+    try:
+        return named(chosen) if ":" in chosen else load(made_by, package="pipeline.algos.")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"names the class {made_by!r}, which cannot be imported ({error})"
+        ) from error
+
+
+@contextlib.contextmanager
+def user_code(name: str, what: str = "fails") -> Iterator[None]:
+    """Raise an exception of the user's code in the block as a SettingsError of one line."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{name}: {what}: {where(error)}") from error
 
 
 def digests(path: str) -> dict[str, str]:
