@@ -97,6 +97,7 @@ def train(
 
     Raises:
         SettingsError: A setting, the environment or `run_dir` cannot be used.
+        TrainingError: The user's code raised an exception; the state of the run is saved.
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
     """

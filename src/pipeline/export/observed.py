@@ -29,10 +29,10 @@ class EnvironmentForm:
     """
 
     def __init__(self, text: str, where: str) -> None:
-        from pipeline.simulators.bridges.batches import Codec
+        from pipeline.simulators.bridges.batches import Batch, Codec
         from pipeline.simulators.bridges.space_text import from_text
 
-        self._where = where
+        self._where, self._batch = where, Batch
         try:
             known = from_text(text)
             self._obs_space, self._action_space = known["observation"], known["action"]
@@ -55,17 +55,14 @@ class EnvironmentForm:
         Raises:
             PipelineError: The observation or the mask does not fit its space.
         """
-        from pipeline.simulators.bridges.batches import Batch
-
         n = self._n_environments(observation)
-        batch = Batch(self._codec, n or 1)
+        batch = self._batch(self._codec, n or 1)
         for row, agent in enumerate(range(n or 1) if agent_id is None else np.atleast_1d(agent_id)):
-            seen, mask = (
-                part if n is None else _of_row(part, row) for part in (observation, action_mask)
-            )
+            seen = observation if n is None else _of_row(observation, row)
+            mask = action_mask if n is None or action_mask is None else _of_row(action_mask, row)
             info = {} if mask is None else {"action_mask": mask}
             batch.decide(seen, info, (0.0, int(agent), 0, 0.0))
-        return batch.steps()[0], n is not None
+        return batch.decisions(), n is not None
 
     def native(self, actions: ActionTuple, is_batch: bool) -> Any:
         """Return actions in the environment's action space, with an axis N if `is_batch`."""
@@ -104,7 +101,7 @@ def _of_row(tree: Any, row: int) -> Any:
         return {key: _of_row(part, row) for key, part in tree.items()}
     if isinstance(tree, tuple):
         return tuple(_of_row(part, row) for part in tree)
-    return None if tree is None else tree[row]
+    return tree[row]
 
 
 def network_steps(

@@ -7,6 +7,7 @@ refused. A tensor that the module computes from its weights alone becomes a cons
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -74,10 +75,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             except (KeyError, TypeError, ValueError) as error:
                 known = "docs/how-to/plugins.md lists the layers that can be"
                 raise ExportError(f"it computes {operation}; {known}") from error
+            names = names if isinstance(names, list) else [names]
             results = [result] if isinstance(result, Tensor) else result
-            for tensor, name in zip(
-                results, [names] if type(names) is str else names, strict=False
-            ):
+            for tensor, name in zip(results, names, strict=False):
                 self.names[id(tensor)] = name, tensor
         return result
 
@@ -115,7 +115,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     def pieces(self, x: Tensor, axis: int = 0, start: int = 0, *_: Any) -> list[str]:
         """Append the results: successive parts of x along an axis, which the results may lack."""
         names, axis = [], axis % x.dim()
-        start = max(0, start % x.shape[axis] if start < 0 else start)
+        start = max(0, start + x.shape[axis]) if start < 0 else start
         for part in [self.y] if isinstance(self.y, Tensor) else self.y:
             stop = start + (part.shape[axis] if part.dim() == x.dim() else 1)
             cut = self.node("Slice", x, axes=[axis], starts=[start], ends=[stop])
@@ -165,25 +165,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         more = {"dilations": list(dilation), "group": groups}
         return self.slide("Conv", inputs, weight.shape[2:], stride, padding, **more)
 
-    def max_pool(self, x: Tensor, size: Any, stride: Any = (), padding: Any = (0, 0)) -> str:
-        return self.slide("MaxPool", [x], size, stride, padding)
-
-    def avg_pool(self, x: Tensor, size: Any, stride: Any = (), padding: Any = (0, 0)) -> str:
+    def avg_pool(self, x: Tensor, size: Any, *window: Any) -> str:
         # The average is a convolution, because Unity's models have no AveragePool.
-        weight = (
-            torch.eye(x.shape[1])[..., None, None].repeat(1, 1, *size) / torch.Size(size).numel()
-        )
-        return self.slide("Conv", [x, weight], size, stride, padding)
+        weight = torch.eye(x.shape[1])[..., None, None].repeat(1, 1, *size) / math.prod(size)
+        return self.slide("Conv", [x, weight], size, *window)
 
     def slide(
-        self, operator: str, inputs: Any, size: Any, stride: Any, pads: Any, **more: Any
+        self,
+        operator: str,
+        inputs: Any,
+        size: Any,
+        stride: Any = (),
+        pads: Any = (0, 0),
+        **more: Any,
     ) -> str:
-        more |= {
-            "kernel_shape": list(size),
-            "strides": list(stride or size),
-            "pads": [*pads, *pads],
-        }
-        return self.node(operator, *inputs, **more)
+        more |= {"kernel_shape": list(size), "strides": list(stride or size)}
+        return self.node(operator, *inputs, **more, pads=[*pads, *pads])
 
     def batch_norm(self, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> str:
         factor = (var + rest[2]).rsqrt() * (1.0 if weight is None else weight)
@@ -229,7 +226,7 @@ _TRANSLATIONS: dict[str, Callable[..., str | list[str]]] = {
     "convolution": _Recorder.convolution,
     "native_layer_norm": _Recorder.layer_norm,
     "native_batch_norm": _Recorder.batch_norm,
-    "max_pool2d_with_indices": _Recorder.max_pool,
+    "max_pool2d_with_indices": lambda to, x, *window: to.slide("MaxPool", [x], *window),
     "avg_pool2d": _Recorder.avg_pool,
     "mean": lambda to, *inputs: to.reduce("ReduceMean", *inputs),
     "sum": lambda to, *inputs: to.reduce("ReduceSum", *inputs),
