@@ -205,7 +205,7 @@ def make(
         )
     own = signal_settings.own_class
     try:
-        with plugins.user_code(own) if ":" in own else nullcontext():
+        with plugins.user_code(own) if own else nullcontext():
             return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
         # The signal's own message does not name the key of its settings, so the key is added here.

@@ -200,7 +200,7 @@ class RewardSignalSettings:
     A name with a leading dot is relative to `pipeline.algos`.
     """
     own_class: str = field(default="", metadata={"internal": True})
-    """Value of the key `class`, such as `module:Class` in a file of the user; empty without it."""
+    """`module:Class` in a file of the user, the value of the key `class`; empty without it."""
 
     # Each signal has its own discount and value head, as in ML-Agents.
     gamma: Fraction = 0.99
@@ -873,7 +873,8 @@ class _RewardSignals:
                 named = keys.pop("class")
                 kind = choice(named, join(at, "class"), REWARD_SIGNALS)
                 settings = part(REWARD_SIGNALS, kind, named, join(at, "class"))
-                return replace(read(settings, replace(item, value=keys), at), own_class=kind)
+                own = {"own_class": kind} if ":" in kind else {}
+                return replace(read(settings, replace(item, value=keys), at), **own)
             if name not in REWARD_SIGNALS:
                 raise unknown_key(item, path, name, REWARD_SIGNALS)
             return read(part(REWARD_SIGNALS, name, item, at), item, at)
