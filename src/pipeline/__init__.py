@@ -110,35 +110,39 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first access."""
-    # `import_module` is imported here, so that this package itself has no further public names.
-    from importlib import import_module
+# For a type checker, the function would make every name a public name.
+if not TYPE_CHECKING:
 
-    # The table is in this function, because `dag.sources` counts a module's name in a string as an
-    # import, except in `__getattr__`. Elsewhere, the table would make these modules part of the
-    # source code of every stage, because every stage imports this package.
-    modules = {
-        "pipeline.api": "LoadedPolicy build_env evaluate export_policy load_policy make_env train",
-        "pipeline.envs.base": "BaseEnv BehaviorMapping",
-        "pipeline.envs.in_process": "InProcessEnvironment",
-        "pipeline.envs.registry": "UnityEnvRegistry",
-        "pipeline.envs.side_channels": "EngineConfigurationChannel EnvironmentParametersChannel "
-        "FloatPropertiesChannel RawBytesChannel SideChannel StatsAggregationMethod "
-        "StatsSideChannel",
-        "pipeline.envs.unity": "UnityEnvironment",
-        "pipeline.wire.channels.side_channels": "IncomingMessage OutgoingMessage",
-        "pipeline.core.simulator": "Simulator",
-        "pipeline.core.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
-        "ObservationSpec ObservationType",
-        "pipeline.core.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
-        "pipeline.tracking.base": "Callback Sink Update",
-    }
-    if name in __all__:
-        # All other public names are exceptions, which are in `pipeline.errors`.
-        ours = (module for module, names in modules.items() if name in names.split())
-        return getattr(import_module(next(ours, "pipeline.errors")), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first access."""
+        # `import_module` is imported here, so that this package itself has no further public names.
+        from importlib import import_module
+
+        # The table is in this function, because `dag.sources` counts a module's name in a string as
+        # an import, but skips `__getattr__`: the stages of the DAG import this package, but not
+        # these modules.
+        modules = {
+            "pipeline.api": "LoadedPolicy build_env evaluate export_policy load_policy make_env "
+            "train",
+            "pipeline.envs.base": "BaseEnv BehaviorMapping",
+            "pipeline.envs.in_process": "InProcessEnvironment",
+            "pipeline.envs.registry": "UnityEnvRegistry",
+            "pipeline.envs.side_channels": "EngineConfigurationChannel FloatPropertiesChannel "
+            "EnvironmentParametersChannel RawBytesChannel SideChannel StatsAggregationMethod "
+            "StatsSideChannel",
+            "pipeline.envs.unity": "UnityEnvironment",
+            "pipeline.wire.channels.side_channels": "IncomingMessage OutgoingMessage",
+            "pipeline.core.simulator": "Simulator",
+            "pipeline.core.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
+            "ObservationSpec ObservationType",
+            "pipeline.core.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
+            "pipeline.tracking.base": "Callback Sink Update",
+        }
+        if name in __all__:
+            # All other public names are exceptions, which are in `pipeline.errors`.
+            ours = (module for module, names in modules.items() if name in names.split())
+            return getattr(import_module(next(ours, "pipeline.errors")), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

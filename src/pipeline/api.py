@@ -21,12 +21,7 @@ from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
 from pipeline.envs.named_env import environment_of, executable_of, in_folder
 from pipeline.errors import SettingsError
 from pipeline.evaluation.episodes import Episode
-from pipeline.export.observed import (
-    EnvironmentForm,
-    decision_steps,
-    network_masks,
-    network_rows,
-)
+from pipeline.export.observed import EnvironmentForm, network_steps
 from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import RunSettings
 from pipeline.settings.project.environments import named
@@ -106,6 +101,7 @@ def train(
 
     Raises:
         SettingsError: A setting, the environment or `run_dir` cannot be used.
+        TrainingError: The user's code raised an exception; the state of the run is saved.
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
     """
@@ -384,16 +380,13 @@ class LoadedPolicy:
         """
         if isinstance(observation, DecisionSteps):
             return self.onnx.act(observation, deterministic=deterministic)
-        layout, is_batch = self.onnx.description, True
         if self._form is None:
-            obs = network_rows(observation, layout, self._where)
-            branches = layout.discrete_branches
-            masks = network_masks(action_mask, len(obs[0]), branches, self._where)
-        else:
-            obs, masks, is_batch = self._form.rows(observation, action_mask)
-        steps = decision_steps(obs, masks, agent_id)
+            layout = self.onnx.description
+            steps = network_steps(observation, action_mask, layout, self._where, agent_id)
+            return self.onnx.act(steps, deterministic=deterministic)
+        steps, is_batch = self._form.steps(observation, action_mask, agent_id)
         actions = self.onnx.act(steps, deterministic=deterministic)
-        return actions if self._form is None else self._form.native(actions, is_batch)
+        return self._form.native(actions, is_batch)
 
     def reset(self, agents: Any = None, *, seed: int | None = None) -> None:
         """Forget the memories of agents; to be called when their episodes have ended.
@@ -413,10 +406,15 @@ class LoadedPolicy:
             chosen = np.atleast_1d(agents)
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise AttributeError; for a removed method, the message names its replacement."""
-        instead = {"native": ": `act` returns the environment's action", "end": ": call `reset`"}
-        raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
+    if not TYPE_CHECKING:  # it would make every name an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a removed method, the message names its replacement."""
+            instead = {
+                "native": ": `act` returns the environment's action",
+                "end": ": call `reset`",
+            }
+            raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
 
 
 def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:

@@ -190,6 +190,12 @@ def where(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         # The message of SystemExit is only the exit code, so this text says what the module does.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+    at = line_of_user(error)
+    return f"{text} ({at})" if at else text
+
+
+def line_of_user(error: BaseException) -> str:
+    """Return `file:line` of the user's code that raised an error; empty without such a line."""
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
     # This finds the innermost line of the user's code: deeper frames are in libraries, and earlier
     # frames are in this program.
@@ -197,8 +203,8 @@ def where(error: BaseException) -> str:
         file = Path(frame.filename)
         is_user_code = file.is_absolute() and "site-packages" not in file.parts
         if is_user_code and not other_folders.intersection(file.parents):
-            return f"{text} ({file.name}:{frame.lineno})"
-    return text
+            return f"{file.name}:{frame.lineno}"
+    return ""
 
 
 class Interrupted(PipelineError):  # noqa: N818  # an interruption is no error

@@ -14,14 +14,14 @@ import ast
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pipeline.errors import SettingsError, where
+from pipeline.errors import PipelineError, SettingsError, where
 from pipeline.files import sha256_of
 
 T = TypeVar("T")
@@ -147,8 +147,7 @@ class Group(Mapping[str, T], Generic[T]):
         if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
             which = "" if self.base is None else f" with a {self.base.__name__} as `settings_class`"
             raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
-        part = kind if self.base is None else _settings_of(name, cast("Any", kind))
-        return cast("T", part)
+        return cast("T", kind)
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
         # The path is part of the cache's key, because tests and stages extend `sys.path`.
@@ -207,6 +206,31 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
     return make
 
 
+def class_for(chosen: str, made_by: str) -> Any:
+    """Return the class of a part: `chosen` if it is `module:Class`, or else the class at `made_by`.
+
+    Raises:
+        SettingsError: The class cannot be imported.
+    """
+    try:
+        return named(chosen) if ":" in chosen else load(made_by, package="pipeline.algos.")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"names the class {made_by!r}, which cannot be imported ({error})"
+        ) from error
+
+
+@contextlib.contextmanager
+def user_code(name: str, what: str = "fails") -> Iterator[None]:
+    """Raise an exception of the user's code in the block as a SettingsError of one line."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"{name}: {what}: {where(error)}") from error
+
+
 def digests(path: str) -> dict[str, str]:
     """Return the digest of the file of `module:Class`, and of each file that it imports, by path.
 
@@ -233,25 +257,6 @@ def digests(path: str) -> dict[str, str]:
         names = metadata.packages_distributions().get(path.partition(":")[0].partition(".")[0], ())
         return {name: metadata.version(name) for name in names}
     return found
-
-
-@cache
-def _settings_of(made_by: str, kind: Any) -> Any:
-    """Return a subclass of the settings class `kind` that names the user's class `made_by`."""
-
-    # Settings are pickled for other processes, and `pickle` cannot find a class that was made at
-    # run time.
-    def reduce(self: Any) -> tuple[Any, ...]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return _with_values, (made_by, kind, values)
-
-    names = {"made_by": made_by, "in_file": True, "__reduce__": reduce, "__doc__": kind.__doc__}
-    return dataclass(frozen=True, kw_only=True, slots=True)(type(kind.__name__, (kind,), names))
-
-
-def _with_values(made_by: str, kind: type, values: Mapping[str, Any]) -> Any:
-    named(made_by)  # `named` puts the current folder on the path
-    return _settings_of(made_by, kind)(**values)
 
 
 def all_of(group: str) -> list[metadata.EntryPoint]:

@@ -14,7 +14,7 @@ from interpreter import python
 import pipeline
 from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, TrainingError
 from pipeline.plugins import digests
 from pipeline.settings import load_run_settings, to_mapping
 from pipeline.simulators import registry
@@ -176,6 +176,91 @@ def test_policy_is_loaded_with_a_warning_if_the_file_of_the_encoder_has_changed(
     load_policy(result.checkpoint)
     assert re.search(r"policy was trained with another my_parts.py; it may", caplog.text)
     sys.modules.pop("my_parts", None)
+
+
+LATE = """
+import torch
+from pipeline.algos.reward_signals import RewardSignal
+
+class Encoder(torch.nn.Linear):
+    n = 0
+
+    def __init__(self, shape, output):
+        super().__init__(*shape, output)
+
+    def forward(self, x):
+        self.n += 1
+        if self.n > 40:
+            raise IndexError("late")
+        return super().forward(x)
+
+class Signal(RewardSignal):
+    def __init__(self, spec, settings, *, seed, device):
+        self.n = 0
+
+    def rewards(self, rows):
+        self.n += 1
+        return torch.zeros(len(rows.reward)) / (1 if self.n < 3 else {}["late"])
+
+"""
+LATE_ENV = """
+import gymnasium, numpy as np
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+    n = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(4, np.float32), {}
+
+    def step(self, action):
+        self.n += 1
+        assert self.n < 25, "late"
+        return self.np_random.random(4, np.float32), 1.0, self.n % 7 == 0, False, {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"network_settings": {"encoder": "late:Encoder"}}, r"IndexError: late \(late.py:14\)"),
+        ({"reward_signals": {"x": {"class": "late:Signal"}}}, r"KeyError: 'late' \(late.py:23\)"),
+        ({}, r"AssertionError: late \(late.py:15\)"),
+    ],
+)  # fmt: skip
+def test_exception_in_code_of_the_user_during_training_is_one_line_and_the_state_is_saved(
+    tmp_path, change, said
+):
+    (tmp_path / "late.py").write_text(LATE if change else LATE_ENV)
+    behavior = {"hyperparameters": SMALL["ppo"], "max_steps": 2000, "trainer_type": "ppo"} | change
+    run, folder = {"default_settings": behavior}, tmp_path / "run"
+    env = "balance_ball" if change else "late:Env"
+    options = {"seed": 3, "n_agents": 8, "run_dir": folder}
+    with pytest.raises(
+        TrainingError, match=f"{said}; it came at step .*; resume continues"
+    ) as told:
+        pipeline.train(env, run, **options)
+    assert told.value.__cause__ is not None
+    assert "\n" not in str(told.value)
+    (state,) = (load_checkpoint(path) for path in folder.glob("*/checkpoint.pt"))
+    assert state["learner"]["step"] > 0
+    sys.modules.pop("late", None)
+
+
+@pytest.mark.slow
+def test_command_reports_the_last_error_of_an_environment_in_its_own_process(tmp_path, capsys):
+    from pipeline.cli.main import main
+
+    # The build of the executable plays a few steps, too.
+    (tmp_path / "late.py").write_text(LATE_ENV.replace("25", "600"))
+    (tmp_path / "run.yaml").write_text("default_settings: {trainer_type: ppo, max_steps: 20000}\n")
+    assert main(["learn", "run.yaml", "--env", "late:Env", "--run-id", "x"]) == 2
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
+    assert "| ERROR late:Env: AssertionError: late (late.py:15) |" in line
+    assert "Traceback" in (tmp_path / "results/x/run_logs/Player-0.log").read_text()
+    sys.modules.pop("late", None)
 
 
 KILLED = """

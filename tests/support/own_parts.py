@@ -33,7 +33,8 @@ class Residual(nn.Module):
         y = y + torch.sigmoid(self.second(y)) * 0.5 - y.square() / (1.0 + y.exp())
         mean = y.mean(-1, keepdim=True)
         low, high = (y - mean).clamp(-1.0, 1.0).chunk(2, dim=-1)
-        return -self.last(torch.cat((high, low, 2.0 - y, y[:, 2:4], y.sum(1, keepdim=True)), 1))
+        two, total = y[:, -20:4][:, 2:4], y.sum(1, keepdim=True)
+        return -self.last(torch.cat((high, low, 2.0 - y, two, total), 1))
 
 
 class Convolutional(nn.Sequential):

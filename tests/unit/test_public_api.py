@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pydoc
 import re
 import shutil
 from pathlib import Path
@@ -48,6 +49,38 @@ def test_python_page_lists_every_public_name_with_its_docstring():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     listed = rows[rows.index(line_of(PUBLIC[0])) :]
     assert listed == [line_of(name) for name in PUBLIC]
+
+
+def test_examples_of_the_python_page_use_every_public_name_and_run(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    section = PAGE.read_text().partition("\n## An example of each name\n")[2]
+    blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    used = set(re.findall(r"\bpipeline\.(\w+)", "".join(blocks)))
+    assert set(PUBLIC) <= used
+    names: dict[str, object] = {"__name__": "examples"}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102  # our own page
+
+
+def test_help_of_train_fits_on_one_screen():
+    assert len(pydoc.render_doc(pipeline.train).splitlines()) <= 60
+
+
+@pytest.mark.slow
+def test_type_checker_knows_every_public_name_and_refuses_other_names(tmp_path: Path):
+    lines = [f"reveal_type(pipeline.{name})" for name in PUBLIC]
+    lines += ["policy = pipeline.load_policy('x.onnx')", "policy.observe", "pipeline.trian"]
+    (tmp_path / "script.py").write_text("\n".join(["import pipeline", *lines]))
+    checked = python(
+        *("-m", "mypy", "--strict", "script.py"), cwd=tmp_path, check=False, timeout=600,
+        MYPYPATH=str(ROOT / "src"),
+    )  # fmt: skip
+    notes = [line for line in checked.stdout.splitlines() if "Revealed type is" in line]
+    assert len(notes) == len(PUBLIC)
+    assert not [line for line in notes if 'is "Any"' in line or "**kwargs: Any" in line]
+    errors = [line for line in checked.stdout.splitlines() if " error: " in line]
+    assert len(errors) == 2
+    assert all("has no attribute" in line for line in errors)
 
 
 def members() -> list[tuple[str, str]]:

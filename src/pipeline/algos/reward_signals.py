@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from pipeline.core.arrays import FloatArray
 from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
 from pipeline.demos.demonstrations import demonstration_files
-from pipeline.errors import DemonstrationError, SettingsError, TrainingError, where
+from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.settings.trainer.schema import (
@@ -211,17 +212,13 @@ def make(
         signal_settings = replace(
             signal_settings, network_settings=replace(signal_settings.network_settings, memory=None)
         )
+    own = signal_settings.own_class
     try:
-        return kind(spec, signal_settings, seed=seed, device=device)
+        with plugins.user_code(own) if own else nullcontext():
+            return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
         # The signal's own message does not name the key of its settings, so the key is added here.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
-    except Exception as error:
-        if not signal_settings.in_file:
-            raise
-        raise SettingsError(
-            f"reward_signals.{name}: {signal_settings.made_by} fails: {where(error)}"
-        ) from error
 
 
 def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
@@ -230,19 +227,16 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
     Raises:
         SettingsError: The signal does not exist, or its class cannot be imported.
     """
-    if name not in REWARD_SIGNALS and not settings.in_file:
+    own = settings.own_class
+    if name not in REWARD_SIGNALS and not own:
         raise SettingsError(
             f"reward_signals.{name}: this reward signal is not supported; use one of: "
             f"{', '.join(REWARD_SIGNALS)}{REWARD_SIGNALS.more}"
         )
     try:
-        signal_class: Callable[..., RewardSignal] = plugins.load(
-            settings.made_by, package="pipeline.algos."
-        )
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"reward_signals.{name}: the class {settings.made_by!r} cannot be imported ({error})"
-        ) from error
+        signal_class: Callable[..., RewardSignal] = plugins.class_for(own, settings.made_by)
+    except SettingsError as error:
+        raise SettingsError(f"reward_signals.{name}: {error}") from error
     return signal_class
 
 

@@ -338,7 +338,10 @@ def _appended_file() -> BinaryIO:
 
 def _last_lines(file: BinaryIO) -> str:
     lines = _last_bytes(file).decode("utf-8", errors="replace").rstrip().splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+    # Environments of this project log the cause of their end last, below a traceback.
+    return "\n".join(
+        lines[-1:] if lines[-1:] and lines[-1].startswith("ERROR ") else lines[-_TAIL_LINES:]
+    )
 
 
 def _last_bytes(file: BinaryIO) -> bytes:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.arrays import AnyArray, IntArray
 from pipeline.core.specs import ActionTuple
 from pipeline.core.steps import DecisionSteps
-from pipeline.errors import ExportError, PipelineError
+from pipeline.errors import ExportError
 from pipeline.export.contract import OLDEST_VERSION
 from pipeline.export.layout import ModelDescription
 
-if TYPE_CHECKING:
-    from pipeline.simulators.bridges.batches import Codec
+_IMAGE = ", an image channels first from 0 to 1"
 
 
 class EnvironmentForm:
@@ -30,49 +29,40 @@ class EnvironmentForm:
     """
 
     def __init__(self, text: str, where: str) -> None:
-        from pipeline.simulators.bridges.batches import Codec
+        from pipeline.simulators.bridges.batches import Batch, Codec
         from pipeline.simulators.bridges.space_text import from_text
 
+        self._where, self._batch = where, Batch
         try:
             known = from_text(text)
             self._obs_space, self._action_space = known["observation"], known["action"]
             options = {"visual": known["visual"], "scale": known["scale"]}
-            self._codec: Codec = Codec(self._obs_space, self._action_space, where=where, **options)
-        except (ValueError, KeyError, TypeError, PipelineError) as error:
-            raise ExportError(
-                f"{where}: its description of spaces is broken: {error}; export the policy again"
-            ) from error
-        self._where = where
+            self._codec = Codec(self._obs_space, self._action_space, where=where, **options)
+        except Exception as error:
+            raise ExportError(f"{where}: its description of spaces is broken: {error}") from error
 
-    def rows(
-        self, observation: Any, action_mask: Any
-    ) -> tuple[list[FloatArray], list[BoolArray] | None, bool]:
-        """Return observations and masks of N agents, and whether `observation` had an axis N.
+    def steps(
+        self, observation: Any, action_mask: Any, agent_id: IntArray | None = None
+    ) -> tuple[DecisionSteps, bool]:
+        """Return N agents that ask for a decision, and whether `observation` had an axis N.
 
         Args:
             observation: the observation of one environment, or of N vectorized environments.
             action_mask: 1 where allowed, as `action_space.sample` takes it, for each environment;
                 None for the observation's own mask.
+            agent_id: int [N]; None for 0 to N - 1.
 
         Raises:
             PipelineError: The observation or the mask does not fit its space.
         """
-        is_batch = self._is_batch(observation)
-        rows = range(len(_first_part(observation))) if is_batch else (None,)
-        observations = [_of_row(observation, row) for row in rows]
-        arrays = self._codec.observations.empty(len(rows))
-        for row, one in enumerate(observations):
-            self._codec.observations.put(arrays, row, one)
-        info = {} if action_mask is None else {"action_mask": action_mask}
-        masks = [
-            self._codec.mask(one, {key: _of_row(mask, row) for key, mask in info.items()})
-            for one, row in zip(observations, rows, strict=True)
-        ]
-        actions = self._codec.actions
-        if not actions.spec.discrete_size or all(mask is None for mask in masks):
-            return arrays, None, is_batch
-        forbidden = np.stack([actions.forbidden(mask) for mask in masks])
-        return arrays, actions.masks(forbidden), is_batch
+        n = self._n_environments(observation)
+        batch = self._batch(self._codec, n or 1)
+        for row, agent in enumerate(range(n or 1) if agent_id is None else np.atleast_1d(agent_id)):
+            seen = observation if n is None else _of_row(observation, row)
+            mask = action_mask if n is None or action_mask is None else _of_row(action_mask, row)
+            info = {} if mask is None else {"action_mask": mask}
+            batch.decide(seen, info, (0.0, int(agent), 0, 0.0))
+        return batch.decisions(), n is not None
 
     def native(self, actions: ActionTuple, is_batch: bool) -> Any:
         """Return actions in the environment's action space, with an axis N if `is_batch`."""
@@ -84,8 +74,8 @@ class EnvironmentForm:
         together: Any = utils.create_empty_array(self._action_space, len(native))
         return utils.concatenate(self._action_space, native, together)
 
-    def _is_batch(self, observation: Any) -> bool:
-        """Return whether the observation's first axis is the axis of vectorized environments."""
+    def _n_environments(self, observation: Any) -> int | None:
+        """Return the length of the axis of vectorized environments; None without this axis."""
         leaf = self._codec.observations.leaves[0]
         value, space = observation, self._obs_space
         try:
@@ -103,19 +93,11 @@ class EnvironmentForm:
                 f"give the shape {list(wanted)}, or [N, ...] with the observations of N "
                 f"environments; the space is {space}"
             )
-        return bool(shape != wanted)
+        return None if shape == wanted else shape[0]
 
 
-def _first_part(tree: Any) -> Any:
-    while isinstance(tree, Mapping | tuple):
-        tree = next(iter(tree.values() if isinstance(tree, Mapping) else tree))
-    return tree
-
-
-def _of_row(tree: Any, row: int | None) -> Any:
-    """Return row `row` of each array [N, ...] in a tree of arrays; the tree if `row` is None."""
-    if row is None:
-        return tree
+def _of_row(tree: Any, row: int) -> Any:
+    """Return environment number `row`'s part of a tree of arrays [N, ...]."""
     if isinstance(tree, Mapping):
         return {key: _of_row(part, row) for key, part in tree.items()}
     if isinstance(tree, tuple):
@@ -123,17 +105,25 @@ def _of_row(tree: Any, row: int | None) -> Any:
     return tree[row]
 
 
-def network_rows(observation: Any, layout: ModelDescription, where: str) -> list[FloatArray]:
-    """Return float32 [N, *shape] for each input of a policy whose file does not have the spaces.
+def network_steps(
+    observation: Any,
+    mask: Sequence[AnyArray] | None,
+    layout: ModelDescription,
+    where: str,
+    agent_id: IntArray | None = None,
+) -> DecisionSteps:
+    """Return decisions of N agents for a policy whose file does not have the spaces.
 
     Args:
         observation: floats [N, *shape] or [*shape], or a list of these in the order of the file's
             inputs; images are channels first, from 0 to 1.
+        mask: bool [N, branch size] by branch, True = forbidden.
         layout: declarations of the policy.
         where: name of the policy in messages.
+        agent_id: int [N]; None for 0 to N - 1.
 
     Raises:
-        ExportError: The observation has another form.
+        ExportError: The observation or the mask has another form.
     """
     given = observation if isinstance(observation, list | tuple) else [observation]
     arrays: list[AnyArray] = list(map(np.asarray, given))
@@ -145,48 +135,26 @@ def network_rows(observation: Any, layout: ModelDescription, where: str) -> list
     is_right = all(array.dtype.kind == "f" and array.ndim > 1 for array in arrays)
     is_right &= is_old or [array.shape[1:] for array in arrays] == shapes
     if not is_right or len(set(map(len, arrays))) != 1:
-        wanted = "arrays in the environment's order" if is_old else ", ".join(map(_form, shapes))
+        forms = (
+            f"float32 [{', '.join(['N', *map(str, shape)])}]{_IMAGE if len(shape) == 3 else ''}"
+            for shape in shapes
+        )
+        wanted = "arrays in the environment's order" if is_old else ", ".join(forms)
         got = ", ".join(f"{array.dtype} {list(array.shape)}" for array in arrays)
         raise ExportError(
             f"{where}: the observation is {got}, and the file does not have the environment's "
             "spaces (it is from Unity, another exporter or an earlier release); give the network's "
             f"inputs: {wanted}"
         )
-    return [array.astype(np.float32) for array in arrays]
-
-
-def _form(shape: Sequence[Any]) -> str:
-    image = ", an image channels first from 0 to 1" if len(shape) == 3 else ""
-    return f"float32 [{', '.join(['N', *map(str, shape)])}]{image}"
-
-
-def network_masks(
-    mask: Sequence[AnyArray] | None, n_agents: int, branches: Sequence[int], where: str
-) -> list[BoolArray] | None:
-    """Return masks bool [N, branch size] by branch, True = forbidden, after a check of the sizes.
-
-    If `mask` is None, the result is None.
-
-    Raises:
-        ExportError: The masks have another form.
-    """
-    if mask is None:
-        return None
-    parts = [np.asarray(part) for part in mask]
-    sizes = [(n_agents, size) for size in branches]
-    if [part.shape for part in parts] != sizes or any(part.dtype != bool for part in parts):
+    n, branches = len(arrays[0]), list(layout.discrete_branches)
+    masks = None if mask is None else list(map(np.asarray, mask))
+    wanted_masks = [(n, size, np.dtype(bool)) for size in branches]
+    if masks is not None and [(*part.shape, part.dtype) for part in masks] != wanted_masks:
         raise ExportError(
             f"{where}: the action mask does not fit; give bool [N, size] for each branch of the "
-            f"sizes {list(branches)}, True where forbidden"
+            f"sizes {branches}, True where forbidden"
         )
-    return parts
-
-
-def decision_steps(
-    obs: list[FloatArray], masks: list[BoolArray] | None, agent_id: IntArray | None
-) -> DecisionSteps:
-    """Return decision steps of N agents without rewards and groups."""
-    n_agents = len(obs[0])
-    zeros = np.zeros(n_agents, dtype=np.float32)
-    agents = np.arange(n_agents, dtype=np.int32) if agent_id is None else np.atleast_1d(agent_id)
-    return DecisionSteps(obs, zeros, agents, masks, np.zeros(n_agents, dtype=np.int32), zeros)
+    zeros = np.zeros(n, dtype=np.float32)
+    agents = np.arange(n, dtype=np.int32) if agent_id is None else np.atleast_1d(agent_id)
+    obs = [array.astype(np.float32) for array in arrays]
+    return DecisionSteps(obs, zeros, agents, masks, np.zeros(n, dtype=np.int32), zeros)

@@ -7,8 +7,8 @@ refused. A tensor that the module computes from its weights alone becomes a cons
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -62,32 +62,25 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         torch.backends.mha.set_fastpath_enabled(value=False)
         try:
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), self:
-                y = module(x)
+                return self.name_of(module(x))
         finally:
             torch.backends.mha.set_fastpath_enabled(value=fast)
-        return self.name_of(y)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.y = result = func(*args, **(kwargs or {}))
         parts = [part for arg in args for part in (arg if isinstance(arg, list) else [arg])]
-        if not any(id(part) in self.names for part in parts):
-            return result
-        operation = func._schema.name.removeprefix("aten::").removesuffix("_")
-        named = {argument.name: argument.default_value for argument in func._schema.arguments}
-        named |= {**dict(zip(named, args, strict=False)), **(kwargs or {})}
-        a = SimpleNamespace(x=next(iter(named.values())), **named)
-        reason, is_fine = _CONDITIONS.get(operation, ("", lambda _: True))
-        if operation not in _TRANSLATIONS or not is_fine(a):
-            known = "docs/how-to/plugins.md lists the layers that can be exported"
-            raise ExportError(reason or f"it computes {operation}; {known}")
-        results = list(result) if isinstance(result, tuple | list) else [result]
-        names = _TRANSLATIONS[operation](self, result if len(results) > 1 else results[0], a)
-        for tensor, name in zip(
-            results, [names] if isinstance(names, str) else names, strict=False
-        ):
-            self.names[id(tensor)] = name, tensor
+        if any(id(part) in self.names for part in parts):
+            operation = func._schema.name.removeprefix("aten::").removesuffix("_")
+            try:
+                names = _TRANSLATIONS[operation](self, *args, **(kwargs or {}))
+            # A translation takes the arguments that it can translate, and no others.
+            except (KeyError, TypeError, ValueError) as error:
+                known = "docs/how-to/plugins.md lists the layers that can be"
+                raise ExportError(f"it computes {operation}; {known}") from error
+            names = names if isinstance(names, list) else [names]
+            results = [result] if isinstance(result, Tensor) else result
+            for tensor, name in zip(results, names, strict=False):
+                self.names[id(tensor)] = name, tensor
         return result
 
     def name_of(self, value: Any) -> str:
@@ -126,153 +119,128 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             raise ExportError("a shape depends on the number of agents in two places")
         return sizes
 
-    def reshape(self, y: Tensor, x: Any) -> str:
-        sizes = self.sizes(y.shape)
+    def reshape(self, x: Any, *_: Any, y: Any = None) -> str:
+        """Append a reshape of x to the shape of y, or else of the operation's result."""
+        sizes = self.sizes((self.y if y is None else y).shape)
         return self.graph.reshape(self.name_of(x), sizes, f"{self.prefix}.{len(self.shapes)}")
 
-    def pieces(self, parts: Sequence[Tensor], x: Tensor, axis: int, start: int = 0) -> list[str]:
-        """Append the successive parts of x along an axis, and return their names.
-
-        The tensors `parts` may lack this axis; the first part begins at `start`.
-        """
+    def pieces(self, x: Tensor, axis: int = 0, start: int = 0, *_: Any) -> list[str]:
+        """Append the results: successive parts of x along an axis, which the results may lack."""
         names, axis = [], axis % x.dim()
-        for part in parts:
+        start = max(0, start + x.shape[axis]) if start < 0 else start
+        for part in [self.y] if isinstance(self.y, Tensor) else self.y:
             stop = start + (part.shape[axis] if part.dim() == x.dim() else 1)
             cut = self.node("Slice", x, axes=[axis], starts=[start], ends=[stop])
-            names.append(cut if part.dim() == x.dim() else self.reshape(part, cut))
+            names.append(cut if part.dim() == x.dim() else self.reshape(cut, y=part))
             start = stop
         return names
 
-    def transpose(self, y: Tensor, a: Any) -> str:
-        axes = list(range(y.dim()))
-        one, two = getattr(a, "dim0", 0), getattr(a, "dim1", 1)
+    def transpose(self, x: Tensor, one: int = 0, two: int = 1) -> str:
+        axes = list(range(x.dim()))
         axes[one], axes[two] = axes[two], axes[one]
-        return self.node("Transpose", a.x, perm=axes)
+        return self.node("Transpose", x, perm=axes)
 
-    def batch_norm(self, _: Any, a: Any) -> str:
-        factor = (a.running_var + a.eps).rsqrt() * (1.0 if a.weight is None else a.weight)
-        offset = (0.0 if a.bias is None else a.bias) - a.running_mean * factor
-        factor, offset = (t.view(-1, *[1] * (a.x.dim() - 2)) for t in (factor, offset))
-        return self.node("Add", self.node("Mul", a.x, factor), offset)
+    def same(self, x: Tensor, *_: Any, **__: Any) -> str:
+        if self.y.shape != x.shape:
+            raise ExportError("`expand` repeats a tensor")
+        return self.name_of(x)
 
-    def layer_norm(self, _: Any, a: Any) -> str:
-        y = self.graph.layer_norm(self.name_of(a.x), axis=a.x.dim() - 1, epsilon=a.eps)
-        y = y if a.weight is None else self.node("Mul", y, a.weight)
-        return y if a.bias is None else self.node("Add", y, a.bias)
+    def softmax(self, x: Tensor, axis: int, *_: Any) -> str:
+        # In opset 9 a softmax covers all axes from its axis on, so the axis must be the last.
+        if axis not in (-1, x.dim() - 1):
+            raise ExportError("a softmax over another axis than the last")
+        return self.node("Softmax", x, axis=x.dim() - 1)
 
-    def average(self, _: Any, a: Any) -> str:
-        """Append an average pooling as a convolution, because Unity may not import AveragePool."""
-        n, size = a.x.shape[1], a.kernel_size
-        weight = torch.eye(n).view(n, n, 1, 1).repeat(1, 1, *size) / torch.Size(size).numel()
-        return self.node("Conv", a.x, weight, **_window(size, a))
+    def gelu(self, x: Tensor, *, approximate: str = "none") -> str:
+        if approximate != "tanh":
+            raise ExportError("gelu needs approximate='tanh'")
+        return self.graph.activation("gelu", self.name_of(x))
 
-    def reduce(self, operator: str, a: Any) -> str:
-        axes = getattr(a, "dim", None) or range(a.x.dim())
-        axes, keeps = [axis % a.x.dim() for axis in axes], getattr(a, "keepdim", False)
-        return self.node(operator, a.x, axes=axes, keepdims=int(keeps))
+    def elu(self, x: Tensor, *scales: float) -> str:
+        if not {*scales} <= {1}:
+            raise ExportError("elu needs alpha=1")
+        return self.graph.activation("elu", self.name_of(x))
 
+    def clip(self, x: Tensor, low: Any = None, high: Any = None) -> str:
+        limits = {"min": low, "max": high}
+        return self.node("Clip", x, **{k: float(v) for k, v in limits.items() if v is not None})
 
-def _window(size: Sequence[int], a: Any) -> dict[str, Any]:
-    stride = list(a.stride or size)
-    return {"kernel_shape": list(size), "strides": stride, "pads": [*a.padding, *a.padding]}
+    def reduce(self, operator: str, x: Tensor, axes: Any = None, keepdim: Any = False) -> str:
+        axes = [axis % x.dim() for axis in axes or range(x.dim())]
+        return self.node(operator, x, axes=axes, keepdims=int(keepdim))
 
+    def convolution(self, x: Tensor, weight: Tensor, bias: Any, *options: Any) -> str:
+        stride, padding, dilation, is_transposed, _, groups = options
+        if is_transposed:
+            raise ExportError("a transposed convolution")
+        inputs = [x, weight] if bias is None else [x, weight, bias]
+        more = {"dilations": list(dilation), "group": groups}
+        return self.slide("Conv", inputs, weight.shape[2:], stride, padding, **more)
 
-def _scaled(to: _Recorder, a: Any) -> Any:
-    return a.other if a.alpha == 1 else to.node("Mul", a.other, a.alpha)
+    def avg_pool(self, x: Tensor, size: Any, *window: Any) -> str:
+        # The average is a convolution, because Unity's models have no AveragePool.
+        weight = torch.eye(x.shape[1])[..., None, None].repeat(1, 1, *size) / math.prod(size)
+        return self.slide("Conv", [x, weight], size, *window)
 
+    def slide(
+        self,
+        operator: str,
+        inputs: Any,
+        size: Any,
+        stride: Any = (),
+        pads: Any = (0, 0),
+        **more: Any,
+    ) -> str:
+        more |= {"kernel_shape": list(size), "strides": list(stride or size)}
+        return self.node(operator, *inputs, **more, pads=[*pads, *pads])
 
-def _limits(minimum: float | None, maximum: float | None) -> dict[str, float]:
-    return {n: float(v) for n, v in (("min", minimum), ("max", maximum)) if v is not None}
+    def batch_norm(self, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> str:
+        factor = (var + rest[2]).rsqrt() * (1.0 if weight is None else weight)
+        offset = (0.0 if bias is None else bias) - mean * factor
+        return self.affine(x, *(t.view(-1, *[1] * (x.dim() - 2)) for t in (factor, offset)))
 
+    def layer_norm(self, x: Tensor, shape: Any, weight: Any, bias: Any, epsilon: float) -> str:
+        (_,) = shape
+        y = self.graph.layer_norm(self.name_of(x), axis=x.dim() - 1, epsilon=epsilon)
+        return self.affine(y, weight, bias)
 
-_CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "gelu": ("gelu needs approximate='tanh'", lambda a: a.approximate == "tanh"),
-    "elu": ("elu needs alpha=1", lambda a: {a.alpha, a.scale, a.input_scale} == {1}),
-    "convolution": ("a transposed convolution", lambda a: not a.transposed),
-    "native_layer_norm": (
-        "a layer normalisation over several axes",
-        lambda a: len(a.normalized_shape) == 1,
-    ),
-    "max_pool2d_with_indices": (
-        "a pooling with dilation or ceil_mode",
-        lambda a: not a.ceil_mode and set(a.dilation) == {1},
-    ),
-    "avg_pool2d": (
-        "an average pooling with ceil_mode or count_include_pad=False",
-        lambda a: not a.ceil_mode and a.count_include_pad and a.divisor_override is None,
-    ),
-    # In opset 9 a softmax covers all axes from its axis on, so the axis must be the last.
-    **dict.fromkeys(
-        ("_softmax", "_safe_softmax"),
-        ("a softmax over another axis than the last", lambda a: a.dim in (-1, a.x.dim() - 1)),
-    ),
-    "slice": ("a slice with a step", lambda a: a.step == 1),
-    "expand": (
-        "`expand` repeats a tensor",
-        lambda a: all(n in (-1, m) for n, m in zip(a.size, a.x.shape, strict=True)),
-    ),
-    "_to_copy": ("a tensor is converted to another type", lambda a: a.dtype in (None, a.x.dtype)),
-}
-"""For some operations, by name: the reason for a refusal, and the condition for a translation."""
-
-_UNARY = ("exp", "log", "relu", "sigmoid", "sqrt", "tanh")
-
-
-def _unary(operator: str) -> Callable[[_Recorder, Any, Any], str]:
-    return lambda to, _, a: to.node(operator, a.x)
+    def affine(self, x: Any, factor: Any, offset: Any) -> str:
+        x = self.name_of(x) if factor is None else self.node("Mul", x, factor)
+        return x if offset is None else self.node("Add", x, offset)
 
 
-_TRANSLATIONS: dict[str, Callable[[_Recorder, Any, Any], str | list[str]]] = {
-    **{name: _unary(name.capitalize()) for name in _UNARY},
-    **dict.fromkeys(("mm", "bmm"), lambda to, _, a: to.node("MatMul", a.x, a.mat2)),
-    **dict.fromkeys(
-        ("view", "_unsafe_view", "unsqueeze", "squeeze", "_reshape_alias"),
-        lambda to, y, a: to.reshape(y, a.x),
-    ),
-    **dict.fromkeys(
-        ("alias", "clone", "detach", "expand", "_to_copy"), lambda to, _, a: to.name_of(a.x)
-    ),
-    **dict.fromkeys(
-        ("_softmax", "_safe_softmax"),
-        lambda to, _, a: to.node("Softmax", a.x, axis=a.x.dim() - 1),
-    ),
+def _as(operator: str) -> Callable[..., str]:
+    """Return the translation of an operation whose operator has the same inputs."""
+    return lambda to, *inputs: to.node(operator, *inputs)
+
+
+_SAME_INPUTS = "add sub mul div pow exp log relu sigmoid sqrt tanh"
+_TRANSLATIONS: dict[str, Callable[..., str | list[str]]] = {
+    **{name: _as(name.capitalize()) for name in _SAME_INPUTS.split()},
+    **dict.fromkeys(("mm", "bmm"), _as("MatMul")),
+    **dict.fromkeys(("view", "_unsafe_view", "unsqueeze", "squeeze"), _Recorder.reshape),
+    **dict.fromkeys(("alias", "clone", "detach", "expand"), _Recorder.same),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), _Recorder.softmax),
     **dict.fromkeys(("t", "transpose"), _Recorder.transpose),
-    **dict.fromkeys(("split", "split_with_sizes"), lambda to, y, a: to.pieces(y, a.x, a.dim)),
-    "unbind": lambda to, y, a: to.pieces(y, a.x, a.dim),
-    "select": lambda to, y, a: to.pieces([y], a.x, a.dim, a.index % a.x.shape[a.dim])[0],
-    "slice": lambda to, y, a: to.pieces(
-        [y], a.x, a.dim, slice(a.start, None).indices(a.x.shape[a.dim])[0]
-    )[0],
-    "cat": lambda to, y, a: to.node("Concat", *a.tensors, axis=a.dim % y.dim()),
-    "permute": lambda to, y, a: to.node("Transpose", a.x, perm=[n % y.dim() for n in a.dims]),
-    "add": lambda to, _, a: to.node("Add", a.x, _scaled(to, a)),
-    "sub": lambda to, _, a: to.node("Sub", a.x, _scaled(to, a)),
-    "rsub": lambda to, _, a: to.node("Sub", a.other, a.x),
-    "mul": lambda to, _, a: to.node("Mul", a.x, a.other),
-    "div": lambda to, _, a: to.node("Div", a.x, a.other),
-    "pow": lambda to, _, a: to.node("Pow", a.x, a.exponent),
-    "neg": lambda to, _, a: to.node("Mul", a.x, -1.0),
-    "silu": lambda to, _, a: to.graph.swish(to.name_of(a.x)),
-    "elu": lambda to, _, a: to.graph.activation("elu", to.name_of(a.x)),
-    "gelu": lambda to, _, a: to.graph.activation("gelu", to.name_of(a.x)),
-    "leaky_relu": lambda to, _, a: to.graph.leaky_relu(to.name_of(a.x), a.negative_slope),
-    "clamp": lambda to, _, a: to.node("Clip", a.x, **_limits(a.min, a.max)),
-    "hardtanh": lambda to, _, a: to.node("Clip", a.x, **_limits(a.min_val, a.max_val)),
-    "addmm": lambda to, _, a: to.node("Gemm", a.mat1, a.mat2, a.x),
-    "convolution": lambda to, _, a: to.node(
-        "Conv",
-        *([a.x, a.weight] if a.bias is None else [a.x, a.weight, a.bias]),
-        **_window(a.weight.shape[2:], a),
-        dilations=list(a.dilation),
-        group=a.groups,
-    ),
+    **dict.fromkeys(("clamp", "hardtanh"), _Recorder.clip),
+    **dict.fromkeys(("split", "split_with_sizes"), lambda to, x, _, dim=0: to.pieces(x, dim)),
+    **dict.fromkeys(("unbind", "select"), _Recorder.pieces),
+    "slice": lambda to, x, dim=0, start=0, _=0: to.pieces(x, dim, start or 0),
+    "cat": lambda to, xs, dim=0: to.node("Concat", *xs, axis=dim % to.y.dim()),
+    "permute": lambda to, x, dims: to.node("Transpose", x, perm=[n % x.dim() for n in dims]),
+    "rsub": lambda to, x, y: to.node("Sub", y, x),
+    "neg": lambda to, x: to.node("Mul", x, -1.0),
+    "silu": lambda to, x: to.graph.swish(to.name_of(x)),
+    "elu": _Recorder.elu,
+    "gelu": _Recorder.gelu,
+    "leaky_relu": lambda to, x, slope=0.01: to.graph.leaky_relu(to.name_of(x), slope),
+    "addmm": lambda to, bias, x, weight: to.node("Gemm", x, weight, bias),
+    "convolution": _Recorder.convolution,
     "native_layer_norm": _Recorder.layer_norm,
     "native_batch_norm": _Recorder.batch_norm,
-    "max_pool2d_with_indices": lambda to, _, a: to.node(
-        "MaxPool", a.x, **_window(a.kernel_size, a)
-    ),
-    "avg_pool2d": _Recorder.average,
-    "mean": lambda to, _, a: to.reduce("ReduceMean", a),
-    "sum": lambda to, _, a: to.reduce("ReduceSum", a),
+    "max_pool2d_with_indices": lambda to, x, *window: to.slide("MaxPool", [x], *window),
+    "avg_pool2d": _Recorder.avg_pool,
+    "mean": lambda to, *inputs: to.reduce("ReduceMean", *inputs),
+    "sum": lambda to, *inputs: to.reduce("ReduceSum", *inputs),
 }
 """Translations by the name of torch's operation; in-place operations use the same entries."""

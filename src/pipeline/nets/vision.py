@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import ExportError, SettingsError, where
+from pipeline.errors import ExportError, SettingsError
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.nets.traced_onnx import trace
+from pipeline.plugins import user_code
 from pipeline.settings.trainer.schema import ENCODERS
 
 RESNET_CHANNELS = (16, 32, 32)
@@ -208,22 +209,18 @@ class OwnEncoder(nn.Module):
         super().__init__()
         self.shape = tuple(shape)
         try:
-            self.network: nn.Module = kind(self.shape, output)
-            self.eval()
-            self._check(output)
-        except SettingsError as error:
-            raise SettingsError(f"{name}: {error}") from error
+            with user_code(name, f"fails for observations of shape {list(shape)}"):
+                self.network: nn.Module = kind(self.shape, output)
+                self.eval()
+                self._check(name, output)
         except ExportError as error:
             raise SettingsError(f"{name}: cannot be exported to ONNX: {error}") from error
-        except Exception as error:
-            text = f"{name}: fails for observations of shape {list(shape)}: {where(error)}"
-            raise SettingsError(text) from error
 
     @torch.no_grad()
-    def _check(self, output: int) -> None:
+    def _check(self, name: str, output: int) -> None:
         """Refuse a network that has a wrong result or cannot be exported."""
         if not isinstance(self.network, nn.Module):
-            raise SettingsError("is not a torch.nn.Module; derive the class from torch.nn.Module")
+            raise SettingsError(f"{name}: is not a torch.nn.Module; derive the class from it")
         rows = torch.linspace(-1.0, 1.0, 3 * math.prod(self.shape)).view(3, *self.shape)
         if rows.is_meta:
             return  # on `meta` only shapes of weights are compared
@@ -231,13 +228,13 @@ class OwnEncoder(nn.Module):
         if not isinstance(y, Tensor) or y.shape != (3, output):
             given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise SettingsError(
-                f"its forward maps {list(rows.shape)} to {given}, but must give [3, {output}]: "
-                "[batch, the second argument of its constructor]"
+                f"{name}: its forward maps {list(rows.shape)} to {given}, but must give "
+                f"[3, {output}]: [batch, the second argument of its constructor]"
             )
         if not torch.allclose(self.network(rows[:1]), y[:1], rtol=1e-3, atol=1e-4):
             raise SettingsError(
-                "the result for an observation depends on the other observations of the batch, or "
-                "on chance; compute each row from its own observation, without random numbers"
+                f"{name}: the result for an observation depends on the other observations, or on "
+                "chance"
             )
         self.to_onnx(OnnxGraph(), "obs")
 

@@ -54,6 +54,7 @@ def converse(
     port: int,
     connect_timeout_s: float = 30.0,
     compress: bool = False,
+    report: Callable[[Exception], None] = lambda _: None,
 ) -> None:
     """Run a simulator for the trainer on localhost:`port` until one of them ends the conversation.
 
@@ -63,6 +64,7 @@ def converse(
         connect_timeout_s: longest wait until the trainer listens.
         compress: send images as PNG. Images of more than three channels need several PNGs in one
             observation; they stay uncompressed unless the trainer claims to read several PNGs.
+        report: called with an error of the simulator before the trainer hears of the end.
 
     Raises:
         UnityTimeOutException: No trainer listens on the port, or it does not answer.
@@ -88,7 +90,7 @@ def converse(
         several = start.capabilities.concatenatedPngObservations
         channels = (_ANY_NUMBER if several else 3) if compress else 0
         # Trainers of versions without num_areas leave the field at 0.
-        _play(partial(make, start.seed, max(1, start.num_areas)), exchange, channels)
+        _play(partial(make, start.seed, max(1, start.num_areas)), exchange, channels, report)
     except TimeoutError as error:
         raise UnityTimeOutException(
             f"the process that listens on localhost:{port} did not answer within {_GREETING_S:g} "
@@ -117,13 +119,19 @@ def _connect(port: int, timeout_s: float) -> Channel:
         time.sleep(_RETRY_S)
 
 
-def _play(make: Callable[[], Simulator], exchange: Exchange, compressed_channels: int) -> None:
+def _play(
+    make: Callable[[], Simulator],
+    exchange: Exchange,
+    compressed_channels: int,
+    report: Callable[[Exception], None],
+) -> None:
     try:
         with closing(make()) as simulator:
             Session(simulator, compressed_channels).run(exchange)
     except ConnectionError:  # the trainer is gone: there is nobody to send the end to
         raise
-    except Exception:
+    except Exception as error:
+        report(error)
         _send_end(exchange)
         raise
 

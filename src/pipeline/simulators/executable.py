@@ -231,21 +231,32 @@ def _run(
 ) -> int:
     from pipeline.simulators import client  # imported here, because the usage does not need it
 
+    reported: list[BaseException] = []
+
+    def report(error: BaseException) -> None:
+        """Log an error; the last line is complete, because the trainer quotes it."""
+        if error in reported:
+            return
+        reported.append(error)
+        is_explained = isinstance(error, PipelineError)
+        if not is_explained:
+            _log.error("The environment failed:", exc_info=error)
+        _log.error("%s: %s", options.get("id", name), error if is_explained else where(error))
+
     try:
         client.converse(
             partial(_make, name, per_area, options),
             port=port,
             connect_timeout_s=parsed.connect_timeout_s,
             compress=parsed.compress,
+            report=report,
         )
-    except PipelineError as error:
-        display = options.get("id", name)
-        _log.error("%s: %s", display, error)  # no traceback, because the message is complete
-        return 1 if isinstance(error, UnityException) else 2
-    # A third-party environment may call `sys.exit` in a step.
-    except SystemExit as error:
-        _log.error("%s: %s", options.get("id", name), where(error))
-        return 1
+    # A third-party environment may raise any exception, and may call `sys.exit` in a step.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        report(error)
+        return (
+            2 if isinstance(error, PipelineError) and not isinstance(error, UnityException) else 1
+        )
     return 0
 
 

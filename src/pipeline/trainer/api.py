@@ -212,7 +212,8 @@ def _train_in_this_process(
     with workers, _gc_frozen(), stop_on_signal() as stop:
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
-        result = loop.run(stop)
+        with loop.explained():
+            result = loop.run(stop)
     result = replace(result, curves=tracker.curves)
     if tracker.error is None:
         tracker.tell("on_end", result)

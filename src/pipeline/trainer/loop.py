@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from pipeline.errors import (
     PipelineError,
     TrainingError,
     UnityPolicyException,
+    line_of_user,
+    one_line,
+    where,
 )
 from pipeline.settings import RunSettings
 from pipeline.settings.pace import AUTO
@@ -503,6 +507,23 @@ class TrainingLoop:
         if not (is_stopping and self.resume_points.is_kept):
             self.checkpoints.refresh(learned, self._shared_state())
         self._export(learned)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Save the state after an exception in the user's code, and raise it as a TrainingError."""
+        try:
+            yield
+        except Exception as error:
+            # Without a line of the user's code, the exception is a fault in this program.
+            if isinstance(error, PipelineError) or not line_of_user(error):
+                raise
+            try:
+                self._save_learned(is_stopping=True)
+                is_saved = any(self.job.run_dir.glob(f"*/{RESUME_FILE}")) and not self.inference
+                kept = f"; resume continues from {self.job.run_dir}" if is_saved else ""
+            except Exception as other:  # noqa: BLE001  # the user's exception is more important
+                kept = f"; the state could not be saved ({one_line(other)})"
+            raise TrainingError(f"{where(error)}; it came {self._at()}{kept}") from error
 
     def _export(self, learners: list[Learner]) -> None:
         """Export each policy that has recorded observations, if there is an exporter."""

@@ -39,16 +39,13 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
     """
     path = settings.hyperparameters.made_by
     try:
-        algorithm = plugins.load(path, package="pipeline.algos.")
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"trainer_type: '{settings.trainer_type}' names the class {path!r}, which cannot be "
-            f"imported ({error})"
-        ) from error
+        algorithm = plugins.class_for(settings.trainer_type, path)
+    except SettingsError as error:
+        raise SettingsError(f"trainer_type: '{settings.trainer_type}' {error}") from error
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise SettingsError(
-            f"trainer_type: '{settings.trainer_type}' names {path!r}, which is not a subclass of "
-            "Algorithm"
+            f"trainer_type: '{settings.trainer_type}' names {algorithm!r}, which is not a subclass "
+            "of Algorithm"
         )
     return algorithm
 

@@ -13,7 +13,7 @@ import pipeline
 from pipeline.core.specs import SPACES, ScaledSpec, scales_of
 from pipeline.errors import ExportError
 from pipeline.export.layout import ModelDescription, TensorInfo
-from pipeline.export.observed import EnvironmentForm, network_masks, network_rows
+from pipeline.export.observed import EnvironmentForm, network_steps
 from pipeline.simulators.bridges.batches import Codec
 from pipeline.simulators.bridges.space_text import from_text, to_text
 
@@ -136,14 +136,15 @@ def test_observations_become_the_same_rows_in_an_exported_policy_as_in_the_gymna
     for row, observation in enumerate(several):
         codec.observations.put(expected, row, observation)
         mask = np.ones(3, np.int8)
-        arrays, masks, is_batch = of_file.rows(observation, mask)
+        steps, is_batch = of_file.steps(observation, mask)
         assert not is_batch
-        assert masks is not None
-        assert [one.tobytes() for one in arrays] == [a[row].tobytes() for a in expected]
+        assert steps.action_mask is not None
+        assert [one.tobytes() for one in steps.obs] == [a[row].tobytes() for a in expected]
     for n in (3, 1):  # one of several is several, too
-        arrays, _, is_batch = of_file.rows(together(space, several[:n]), np.ones((n, 3), np.int8))
+        steps, is_batch = of_file.steps(together(space, several[:n]), np.ones((n, 3), np.int8))
         assert is_batch
-        assert [one.tobytes() for one in arrays] == [a[:n].tobytes() for a in expected]
+        assert steps.agent_id.tolist() == list(range(n))
+        assert [one.tobytes() for one in steps.obs] == [a[:n].tobytes() for a in expected]
 
 
 ACTED = [
@@ -249,16 +250,16 @@ def test_observation_of_the_wrong_form_is_refused_in_one_line_that_names_the_rig
 ):
     of_file, _ = form(space, visual="always" if space.shape else "auto")
     with pytest.raises(pipeline.PipelineError, match=f"^mine: .*{said}") as caught:
-        of_file.rows(value, None)
+        of_file.steps(value, None)
     assert "\n" not in str(caught.value)
 
 
 def test_action_mask_of_the_wrong_form_is_refused_with_a_message_of_one_line():
     of_file, _ = form(CAMERA, spaces.MultiDiscrete([2, 3]))
-    _, masks, _ = of_file.rows(BLACK, np.array([1, 0, 0, 1, 1], np.int8))
+    masks = of_file.steps(BLACK, np.array([1, 0, 0, 1, 1], np.int8))[0].action_mask
     assert [part.tolist() for part in masks] == [[[False, True]], [[True, False, False]]]
-    with pytest.raises(pipeline.PipelineError, match="mine: the action mask has 2 entries; give 5"):
-        of_file.rows(BLACK, np.array([1, 0], np.int8))
+    with pytest.raises(pipeline.PipelineError, match="mine: its action mask has 2 entries; give 5"):
+        of_file.steps(BLACK, np.array([1, 0], np.int8))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"observation": {"box": 3}}', "nonsense"])
@@ -279,7 +280,7 @@ def test_spaces_read_from_text_equal_the_written_spaces_and_a_too_long_space_is_
     assert not [text for text in spec.scales if text.startswith(SPACES)]
 
 
-def layout_of(*shapes, version=3) -> ModelDescription:
+def layout_of(*shapes, version=3, branches=()) -> ModelDescription:
     """The description of a file that does not know its environment's spaces."""
     return ModelDescription(
         version=version,
@@ -290,7 +291,7 @@ def layout_of(*shapes, version=3) -> ModelDescription:
         },
         outputs={},
         continuous_size=1,
-        discrete_branches=(),
+        discrete_branches=branches,
         opset=9,
         ir_version=6,
         meanings={},
@@ -300,11 +301,11 @@ def layout_of(*shapes, version=3) -> ModelDescription:
 def test_policy_file_without_spaces_accepts_network_inputs_and_names_their_shapes_in_errors():
     image, vector = np.full((2, 3, 24, 20), 1.5, np.float32), np.ones((2, 4))
     both = layout_of((3, 24, 20), (4,))
-    assert [a.tobytes() for a in network_rows([image, vector], both, "mine")] == [
+    assert [a.tobytes() for a in network_steps([image, vector], None, both, "mine").obs] == [
         image.tobytes(),
         vector.astype(np.float32).tobytes(),
     ]
-    assert [a.shape for a in network_rows((image[0], vector[0]), both, "mine")] == [
+    assert [a.shape for a in network_steps((image[0], vector[0]), None, both, "mine").obs] == [
         (1, 3, 24, 20),
         (1, 4),
     ]
@@ -314,25 +315,26 @@ def test_policy_file_without_spaces_accepts_network_inputs_and_names_their_shape
     )
     for wrong in (image, [image], [image, vector[:1]], [image.astype(np.uint8), vector], {"a": 1}):
         with pytest.raises(ExportError, match=form):
-            network_rows(wrong, both, "mine")
+            network_steps(wrong, None, both, "mine")
 
 
 def test_policy_file_of_package_1_expects_a_list_of_arrays_in_the_order_of_the_environment():
     old = layout_of((3, 24, 20), version=2)
     for value in ({"camera": BLACK}, BLACK[None], np.zeros(4)):
         with pytest.raises(ExportError, match="arrays in the environment's order"):
-            network_rows(value, old, "mine")
+            network_steps(value, None, old, "mine")
     for value in (np.ones((2, 4)), [np.ones((2, 4)), np.ones((2, 3, 24, 20))]):
         arrays = value if isinstance(value, list) else [value]
-        assert [array.tolist() for array in network_rows(value, old, "mine")] == [
+        assert [array.tolist() for array in network_steps(value, None, old, "mine").obs] == [
             array.tolist() for array in arrays
         ]
 
 
 def test_policy_file_without_spaces_accepts_one_bool_mask_array_for_each_branch():
     right = [np.array([[False, True]]), np.array([[True, False, False]])]
-    assert network_masks(right, 1, (2, 3), "mine") == right
-    assert network_masks(None, 1, (2, 3), "mine") is None
+    layout, seen = layout_of((4,), branches=(2, 3)), np.zeros(4)
+    assert network_steps(seen, right, layout, "mine").action_mask == right
+    assert network_steps(seen, None, layout, "mine").action_mask is None
     for wrong in (right[:1], [part.astype(int) for part in right], np.ones(5, bool)):
         with pytest.raises(ExportError, match="mine: the action mask does not fit"):
-            network_masks(wrong, 1, (2, 3), "mine")
+            network_steps(seen, wrong, layout, "mine")

@@ -254,16 +254,20 @@ def test_lost_connection_to_the_trainer_is_an_error(trainer, converse):
     assert f"the connection to the trainer on port {trainer.port} is lost" in str(error)
 
 
-def test_failing_simulator_sends_the_end_of_the_conversation(trainer, converse):
+def test_failing_simulator_reports_its_error_and_then_sends_the_end_of_the_conversation(
+    trainer, converse
+):
     def make(*_):
         raise ZeroDivisionError
 
-    conversation = converse(make)
+    reported = []
+    conversation = converse(make, report=reported.append)
     hello = trainer.hear()
     assert hello.header.status == 200
     answer = command()
     trainer.say(answer)
     assert trainer.hear().header.status == 400
+    assert isinstance(reported[0], ZeroDivisionError)
     trainer.end()
     assert isinstance(conversation.exception(30), ZeroDivisionError)
 

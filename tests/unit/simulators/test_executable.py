@@ -77,6 +77,7 @@ def test_executable_passes_packed_options_and_its_arguments_to_the_simulator(mon
     for more in ([], ["--num-agents", "3"]):
         assert executable.main("gymnasium", [*words, *more], options=packed) == 0
     for (make, how), n_agents in zip(conversations, (5, 3), strict=True):
+        assert callable(how.pop("report"))
         assert how == {"port": 7105, "connect_timeout_s": 7.0, "compress": True}
         make(11, 4)
         options = {"id": "CartPole-v1", "visual": "never"}

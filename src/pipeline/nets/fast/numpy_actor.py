@@ -2,8 +2,8 @@
 
 A small network spends a tenth of its time on arithmetic and the rest on function calls, and a call
 of NumPy takes a third of the time of a call of torch (docs/explanation/fast-networks.md). Results
-equal the results of `ActionHeads.choose`, except for rounding. With images, entities or a
-HyperLayer, torch computes the hidden vectors: NumPy's encoders would not be faster.
+equal the results of `ActionHeads.choose`, except for rounding. Torch computes the hidden vectors of
+other networks than dense layers with Swish, ReLU or tanh: NumPy would hardly be faster.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.distributions import ACTION_RANGE, FORBIDDEN, HALF_LOG_TAU
 from pipeline.nets.encoder import Normalizers
-from pipeline.nets.layers import CLIP, DenseLayers, RunningNormalizer
-from pipeline.nets.onnx_graph import LAYER_NORM_EPSILON, LEAKY_SLOPE
+from pipeline.nets.layers import CLIP, RunningNormalizer
 from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 
 if TYPE_CHECKING:
@@ -52,12 +51,12 @@ class NumpyActor:
         """Random numbers of the last call, which `_draw` overwrites."""
         self._heads = heads = actor.heads
         self._body = body = actor.body
-        self._is_dense = not body.encoders and body.attention is None and body.hyper is None
+        is_dense = not body.encoders and body.attention is None and body.hyper is None
+        self._is_dense = is_dense and not body.dense.norms and body.dense.activation in _ACTIVATIONS
         self._is_squashed = isinstance(heads, SquashedHeads)
-        self._has_norms = len(body.dense.norms) > 0
         self._activate = _ACTIVATIONS.get(body.dense.activation)
         self._layers: list[list[nn.Module]] = [
-            _trunk_of(body.dense) if self._is_dense else [],
+            list(body.dense.linears) if self._is_dense else [],
             list(heads.branches),
             [layer for layer in (heads.mu, *_spread(heads)) if layer is not None],
         ]
@@ -110,10 +109,7 @@ class NumpyActor:
                 return self._chosen(self._hidden_by_torch(values), allowed, noise)
             x = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
             for layer in self._trunk:
-                is_norm = layer[0].ndim == 1
-                x = _normalized(layer, x) if is_norm else _dense(layer, x)
-                if self._has_norms and not is_norm:
-                    continue
+                x = _dense(layer, x)
                 if self._activate is None:  # Swish
                     x /= 1.0 + np.exp(-x)
                 else:
@@ -235,37 +231,15 @@ class NumpyActor:
 
 _NO_SCALE = None, np.zeros(0, np.float32), np.zeros(0, np.float32)
 _MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
-_GELU = np.float32(math.sqrt(2.0 / math.pi))
-_EPSILON = np.float32(LAYER_NORM_EPSILON)
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 
 
-def _gelu(x: FloatArray) -> FloatArray:
-    inner = _GELU * (x + np.float32(0.044715) * x * x * x)
-    return (x + x * np.tanh(inner)) * -_MINUS_HALF
-
-
-# Swish is computed in `__call__`, because a function call takes as long as a small layer.
-_ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
+# Swish is not here but at its place of use, because a function call takes as long as a small layer.
+_ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray] | None] = {
+    "swish": None,
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,
-    "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
-    "gelu": _gelu,
-    "leaky_relu": lambda x: np.where(x > 0.0, x, np.float32(LEAKY_SLOPE) * x),
 }
-
-
-def _trunk_of(layers: DenseLayers) -> list[nn.Module]:
-    """Return the dense layers, each followed by its layer normalisation if it has one."""
-    groups = zip(layers.linears, layers.norms, strict=True) if layers.norms else [layers.linears]
-    return [module for group in groups for module in group]
-
-
-def _normalized(norm: Dense, x: FloatArray) -> FloatArray:
-    """Return x [N, n] after a layer normalisation with scale and shift [n]."""
-    x = x - x.mean(1, keepdims=True)
-    variance = (x * x).mean(1, keepdims=True)
-    return cast("FloatArray", x / np.sqrt(variance + _EPSILON) * norm[0] + norm[1])
 
 
 def _spread(heads: ActionHeads) -> list[nn.Linear | None]:

@@ -200,8 +200,8 @@ class RewardSignalSettings:
 
     A name with a leading dot is relative to `pipeline.algos`.
     """
-    in_file: ClassVar[bool] = False
-    """Whether the class is in a file of the user, which the key `class` names."""
+    own_class: str = field(default="", metadata={"internal": True})
+    """`module:Class` in a file of the user, the value of the key `class`; empty without it."""
 
     # Each signal has its own discount and value head, as in ML-Agents.
     gamma: Fraction = 0.99
@@ -213,7 +213,7 @@ class RewardSignalSettings:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the map that is read as the same settings."""
-        return ({"class": self.made_by} if self.in_file else {}) | fields_to_map(self)
+        return ({"class": self.own_class} if self.own_class else {}) | fields_to_map(self)
 
     @property
     def why_alone(self) -> str:
@@ -752,7 +752,7 @@ class TrainerSettings:
 
     def plugins(self) -> dict[str, str]:
         """Return versions of plug-in packages and digests of plug-in files that are in use."""
-        signals = (s.made_by if s.in_file else n for n, s in self.reward_signals.items())
+        signals = (signal.own_class or name for name, signal in self.reward_signals.items())
         encoders = (n.encoder or n.vis_encode_type for n in self.networks)
         return {
             **HYPERPARAMETERS.versions(self.trainer_type),
@@ -882,8 +882,9 @@ class _RewardSignals:
                 keys = dict(item.value)
                 named = keys.pop("class")
                 kind = choice(named, join(at, "class"), REWARD_SIGNALS)
-                item = replace(item, value=keys)
-                return read(part(REWARD_SIGNALS, kind, named, join(at, "class")), item, at)
+                settings = part(REWARD_SIGNALS, kind, named, join(at, "class"))
+                own = {"own_class": kind} if ":" in kind else {}
+                return replace(read(settings, replace(item, value=keys), at), **own)
             if name not in REWARD_SIGNALS:
                 raise unknown_key(item, path, name, REWARD_SIGNALS)
             return read(part(REWARD_SIGNALS, name, item, at), item, at)

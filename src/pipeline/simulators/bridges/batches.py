@@ -275,7 +275,7 @@ class Batch:
     def __init__(self, codec: Codec, size: int) -> None:
         self._codec, self._size = codec, size
         self._decisions = StepRows(codec.observations, size)
-        self._terminals = StepRows(codec.observations, size)
+        self._terminals: StepRows | None = None
         self._interrupted: list[bool] = []
         self._forbidden: BoolArray | None = None
 
@@ -293,18 +293,24 @@ class Batch:
     def end(self, obs: Any, interrupted: bool, row: Row) -> None:
         """Add an agent whose episode has ended."""
         self._interrupted.append(interrupted)
+        if self._terminals is None:
+            self._terminals = StepRows(self._codec.observations, self._size)
         self._terminals.add(obs, row)
 
-    def steps(self) -> Steps:
-        """Return the collected agents as decision and terminal steps."""
+    def decisions(self) -> DecisionSteps:
+        """Return the collected agents that ask for a decision."""
         masks = None
         if self._forbidden is not None:
             masks = self._codec.actions.masks(self._forbidden[: len(self._decisions)])
-        decisions = DecisionSteps(**self._decisions.fields(), action_mask=masks)
-        if not self._interrupted:
-            return decisions, TerminalSteps.empty(self._codec.spec)
+        return DecisionSteps(**self._decisions.fields(), action_mask=masks)
+
+    def steps(self) -> Steps:
+        """Return the collected agents as decision and terminal steps."""
+        if self._terminals is None:
+            return self.decisions(), TerminalSteps.empty(self._codec.spec)
         interrupted = np.array(self._interrupted, dtype=np.bool_)
-        return decisions, TerminalSteps(**self._terminals.fields(), interrupted=interrupted)
+        terminals = TerminalSteps(**self._terminals.fields(), interrupted=interrupted)
+        return self.decisions(), terminals
 
 
 # Values of `mjtGeom` (https://mujoco.readthedocs.io/en/stable/APIreference/APItypes.html#mjtgeom).

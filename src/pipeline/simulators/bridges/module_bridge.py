@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from pipeline import plugins
 from pipeline.core.simulator import Simulator
-from pipeline.errors import PipelineError, SettingsError, where
+from pipeline.errors import SettingsError
 from pipeline.simulators.bridges import naming
 
 
@@ -42,16 +43,19 @@ def simulator(
     make, arguments = naming.function_of(id), dict(kwargs or {})
     id = id if isinstance(id, str) else str(getattr(id, "__qualname__", id))
     if _makes_simulator(make):
-        simulator = called(id, make, seed=seed, n_agents=n_agents, **arguments)
+        with plugins.user_code(id):
+            simulator = make(seed=seed, n_agents=n_agents, **arguments)
         if not all(hasattr(simulator, name) for name in ("behavior_specs", "reset", "step")):
             raise OtherObjectError(id, simulator)
         return cast("Simulator", simulator)
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
         arguments["render_mode"] = render_mode
-    first = called(id, make, **arguments)
+    with plugins.user_code(id):
+        first = make(**arguments)
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
-    more_envs = [called(id, make, **arguments) for _ in range(n_agents - 1)]
+    with plugins.user_code(id):
+        more_envs = [make(**arguments) for _ in range(n_agents - 1)]
     if more_envs and more_envs[0] is first:
         raise SettingsError(
             f"{id}: returns the same object twice, but every copy needs its own object; return a "
@@ -114,20 +118,6 @@ def n_agents_of(id: str | Callable[..., Any], *, copies: int) -> int:
         inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0
     )
     return default if isinstance(default, int) and default > 0 else copies
-
-
-def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
-    """Return the result of a user's function.
-
-    Raises:
-        SettingsError: The function fails; the message names file and line.
-    """
-    try:
-        return make(**options)
-    except PipelineError:
-        raise
-    except Exception as error:
-        raise SettingsError(f"{id}: fails: {where(error)}") from error
 
 
 def _makes_simulator(make: Callable[..., Any]) -> bool:

@@ -3,74 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.core.arrays import AnyArray
+_ARGUMENTS: dict[type, tuple[str, ...]] = {
+    spaces.Dict: ("spaces",),
+    spaces.Tuple: ("spaces",),
+    spaces.Box: ("shape", "dtype", "low", "high"),
+    spaces.Discrete: ("n", "dtype", "start"),
+    spaces.MultiDiscrete: ("nvec", "dtype", "start"),
+    spaces.MultiBinary: ("n",),
+}
+"""Arguments that make each kind of space, which are also the names of its attributes."""
 
 
 def to_text(**parts: Any) -> str:
     """Return one line of JSON with spaces and plain values, by name."""
-    known = {k: _to_json(p) if isinstance(p, spaces.Space) else p for k, p in parts.items()}
-    return json.dumps(known, separators=(",", ":"))
+    return json.dumps(parts, default=_to_plain, separators=(",", ":"))
 
 
-def from_text(text: str) -> dict[str, Any]:
-    """Return the spaces and plain values that `to_text` wrote.
-
-    Raises:
-        ValueError: `to_text` did not write the text.
-    """
-    try:
-        known = json.loads(text)
-        return {k: _from_json(p) if isinstance(p, Mapping) else p for k, p in known.items()}
-    except (AttributeError, AssertionError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"this is no description of spaces: {error}") from error
+def from_text(text: str) -> Any:
+    """Return the spaces and plain values that `to_text` wrote; other texts raise any exception."""
+    return json.loads(text, object_hook=_to_space)
 
 
-def _to_json(space: Any) -> dict[str, Any]:
-    if isinstance(space, spaces.Dict):
+def _to_plain(value: Any) -> Any:
+    """Return what JSON cannot write, a space or an attribute of one, by simpler values."""
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    kind = next(kind for kind in _ARGUMENTS if isinstance(value, kind))
+    given = {name: getattr(value, name) for name in _ARGUMENTS[kind]}
+    if kind is spaces.Dict:
         # The parts are pairs, because JSON's keys are texts, and the parts must keep their order.
-        return {"dict": [[key, _to_json(part)] for key, part in space.spaces.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"tuple": [_to_json(part) for part in space.spaces]}
-    if isinstance(space, spaces.MultiBinary):
-        return {"multi_binary": np.asarray(space.n).tolist()}
-    fields: dict[str, Any] = {"dtype": np.dtype(space.dtype).name}
-    if isinstance(space, spaces.Box):
-        bounds = {"low": _short(space.low), "high": _short(space.high)}
-        return {"box": list(space.shape), **fields, **bounds}
-    if isinstance(space, spaces.Discrete):
-        return {"discrete": int(space.n), **fields, "start": int(space.start)}
-    return {"multi_discrete": space.nvec.tolist(), **fields, "start": space.start.tolist()}
+        given["spaces"] = list(value.spaces.items())
+    for name in ("low", "high") if kind is spaces.Box else ():
+        # An image has thousands of equal bounds.
+        if given[name].size and (given[name] == given[name].flat[0]).all():
+            given[name] = given[name].flat[0]
+    return {"space": kind.__name__, **given}
 
 
-def _short(bounds: AnyArray) -> Any:
-    """Return bounds as one number if all are equal, otherwise as nested lists."""
-    is_one = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
-    return bounds.flat[0].item() if is_one else bounds.tolist()
-
-
-def _from_json(known: Mapping[str, Any]) -> Any:
-    if "dict" in known:
-        return spaces.Dict([(key, _from_json(part)) for key, part in known["dict"]])
-    if "tuple" in known:
-        return spaces.Tuple([_from_json(part) for part in known["tuple"]])
-    if "multi_binary" in known:
-        return spaces.MultiBinary(known["multi_binary"])
-    dtype: Any = np.dtype(known["dtype"])
-    if "box" in known:
-        shape = tuple(known["box"])
-        low, high = (
-            np.broadcast_to(np.asarray(known[bound], dtype=dtype), shape)
-            for bound in ("low", "high")
-        )
-        return spaces.Box(low, high, shape, dtype.type)
+def _to_space(known: dict[str, Any]) -> Any:
+    if "space" not in known:
+        return known
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in _ARGUMENTS}
+    kind, dtype = kinds[known.pop("space")], np.dtype(known.pop("dtype", np.int64))
+    if kind is spaces.Box:
+        bounds = (np.asarray(known[name], dtype) for name in ("low", "high"))
+        known["low"], known["high"] = (np.broadcast_to(bound, known["shape"]) for bound in bounds)
     # Before Gymnasium 1.3, a Discrete space has no argument `dtype` and is always int64.
-    kind = {} if dtype == np.int64 else {"dtype": dtype.type}
-    if "discrete" in known:
-        return spaces.Discrete(known["discrete"], start=known["start"], **kind)
-    return spaces.MultiDiscrete(np.asarray(known["multi_discrete"]), start=known["start"], **kind)
+    if kind is spaces.Box or dtype != np.int64:
+        known["dtype"] = dtype.type
+    return kind(**known)

@@ -381,11 +381,8 @@ def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -
     folders = (beside.parent, Path(settings.checkpoint_settings.results_dir))
     places = (Path(source), *(folder / source for folder in folders))
     place = next((path for path in places if path.exists()), Path(source))
-    found = (
-        [place]
-        if place.is_file()
-        else sorted({*place.glob(RESUME_FILE), *place.glob(f"*/{RESUME_FILE}")})
-    )
+    inside = {*place.glob(RESUME_FILE), *place.glob(f"*/{RESUME_FILE}")}
+    found = [place] if place.is_file() else sorted(inside)
     names = [str(load_checkpoint(file).get("behavior", "")) for file in found]
     if not all(names) or not names:
         raise SettingsError(
