@@ -119,8 +119,8 @@ if not TYPE_CHECKING:
         from importlib import import_module
 
         # The table is in this function, because `dag.sources` counts a module's name in a string as
-        # an import, but skips `__getattr__`: the stages of the DAG import this package, but not
-        # these modules.
+        # an import, except in `__getattr__`. Elsewhere, the table would make these modules part of
+        # the source code of every stage, because every stage imports this package.
         modules = {
             "pipeline.api": "LoadedPolicy build_env evaluate export_policy load_policy make_env "
             "train",

@@ -39,7 +39,9 @@ class EnvironmentForm:
             options = {"visual": known["visual"], "scale": known["scale"]}
             self._codec = Codec(self._obs_space, self._action_space, where=where, **options)
         except Exception as error:
-            raise ExportError(f"{where}: its description of spaces is broken: {error}") from error
+            raise ExportError(
+                f"{where}: its description of spaces is broken: {error}; export the policy again"
+            ) from error
 
     def steps(
         self, observation: Any, action_mask: Any, agent_id: IntArray | None = None
