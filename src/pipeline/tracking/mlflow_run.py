@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -58,6 +59,9 @@ _DESCRIPTION = (
     "Policies for Unity as ONNX, a version for each run. `best` has the highest mean return in "
     "evaluation; an experiment's alias is the best of its seeds."
 )
+
+
+_STDERR = threading.Lock()
 
 
 def enabled() -> bool:
@@ -114,8 +118,7 @@ class MlflowRun(Sink):
         `seconds` is the time of the whole training. `interrupted` has the steps at which the
         training was not resumed exactly.
         """
-        self._settle()
-        self._write(lambda store: self._fill(store, curve))
+        self.complete(curve)
         flat = run_metadata.flat(numbers)
         results = {name: value for name, value in flat.items() if value is not None}
         if seconds is not None:
@@ -127,6 +130,11 @@ class MlflowRun(Sink):
         self.settings(
             {"exact": f"interrupted at steps {steps}, not exact" if steps else "yes"} | here
         )
+
+    def complete(self, curve: Sequence[tuple[str, str, float, int]]) -> None:
+        """Wait for queued summaries, and write the points of `curve` that the run lacks."""
+        self._settle()
+        self._write(lambda store: self._fill(store, curve))
 
     def results(self, values: Mapping[str, float]) -> None:
         """Write a stage's final numbers as `<stage>/<name>`, at step 0, for MLflow to draw bars."""
@@ -261,7 +269,7 @@ class MlflowRun(Sink):
         """Wait for queued summaries, and end the run with a status: FINISHED, FAILED or KILLED."""
         if not self._is_closed:
             for error in self._settle():
-                self._lose(error)
+                self.lose(error)
             self._write(lambda _: self._terminate(status))
             self._is_closed = True
 
@@ -284,9 +292,10 @@ class MlflowRun(Sink):
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             # A store that cannot be opened at all is not tried again.
             self._failures += 1 if self.run_id else _GIVE_UP_AFTER
-            self._lose(error)
+            self.lose(error)
 
-    def _lose(self, error: Exception) -> None:
+    def lose(self, error: Exception) -> None:
+        """Count an entry that could not be written; log a warning for the first."""
         self.lost += 1
         # Only the first error is a warning, because later errors mostly have the same cause.
         if self.lost > 1:
@@ -525,7 +534,9 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
             save_as_external_data=False,
         )
     # `register_model` prints two lines to stderr, which would be in the output of every stage.
-    with mlflow_store.locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
+    # Only one thread at a time may replace stderr.
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with mlflow_store.locked(store.uri), _STDERR, quiet:
         mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
         store.client.update_registered_model(name, description=_DESCRIPTION)
 
