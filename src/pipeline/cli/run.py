@@ -145,8 +145,9 @@ def _run_with_progress(
 
     Returns True if no stage has reported a run. Stages that a user has added do not report.
     """
-    from pipeline.cli.progress import Screen, graph_of
+    from pipeline.cli.progress import Screen
     from pipeline.dag import recorder  # this imports NumPy, which the engines do not need
+    from pipeline.dag.graph import graph_of
 
     graph = graph_of(params, root)
     # The changed stages are listed before the run, because the progress lines show their number.
