@@ -215,7 +215,7 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
             "pretrain": {} if experiment.pretrain is None else asdict(experiment.pretrain),
         },
         data=_data_of(run, settings.behaviors.values()),
-        note=run_metadata.note(run.name, run.seed, files=folders),
+        note=run_metadata.note(run.name, run.seed, folders=folders),
     )
 
 

@@ -84,7 +84,8 @@ class MlflowRun(Sink):
         self._times = times and tuple(int(seconds * 1000) for seconds in times)
         self._pending: list[Any] = []
         self._failures = 0
-        self._is_sampled = self._is_closed = False
+        self._is_closed = False
+        self._sampling = contextlib.ExitStack()
         self._store: Any = None
         self.run_id: str | None = None
         self.lost = 0
@@ -370,11 +371,7 @@ class MlflowRun(Sink):
         store.client.log_text(self.run_id, metadata.configuration, "configuration.yaml")
 
     def _terminate(self, status: str) -> None:
-        if self._is_sampled:
-            import mlflow
-
-            mlflow.end_run(status)
-            self._is_sampled = False
+        self._sampling.close()
         ended = self._times[1] if self._times else None
         self._store.client.set_terminated(self.run_id, status=status, end_time=ended)
 
@@ -409,8 +406,7 @@ class MlflowRun(Sink):
 
             mlflow.set_tracking_uri(store.uri)
             # The run is nested, because the calling program may have an open run.
-            mlflow.start_run(run_id=self.run_id, nested=True)
-            self._is_sampled = True
+            self._sampling.enter_context(mlflow.start_run(run_id=self.run_id, nested=True))
 
     def _goes_on(self, tags: Mapping[str, str]) -> bool:
         """Return whether the stage continues the run with these tags.
@@ -426,7 +422,7 @@ class MlflowRun(Sink):
     def _identity(self, store: Store) -> dict[str, str]:
         """Return the tags that identify experiment, seed, copy of the repository and variant."""
         key = self._key
-        copy = {} if store.is_local else {CHECKOUT: mlflow_store.checkout(key.root)}
+        copy = {} if store.is_local else {CHECKOUT: run_metadata.checkout(key.root)}
         seed = {"pipeline.experiment": key.label, "pipeline.seed": str(key.seed)}
         return seed | copy | {VARIANT: key.variant}
 
