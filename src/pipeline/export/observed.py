@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from pipeline.core.steps import DecisionSteps
 from pipeline.errors import ExportError, PipelineError
 from pipeline.export.contract import OLDEST_VERSION
 from pipeline.export.layout import ModelDescription
-
-if TYPE_CHECKING:
-    from pipeline.simulators.bridges.batches import Codec
+from pipeline.simulators.bridges.batches import Codec
 
 
 class EnvironmentForm:

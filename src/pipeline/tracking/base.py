@@ -8,18 +8,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.core.arrays import AnyArray
+from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.errors import SettingsError
 
-if TYPE_CHECKING:
-    from pipeline.envs.side_channels import StatsAggregationMethod
-
-    Sample = tuple[StatsAggregationMethod, Sequence[float]]
-    """All values of a statistic in a summary period, and how they are aggregated."""
+Sample = tuple[StatsAggregationMethod, Sequence[float]]
+"""All values of a statistic in a summary period, and how they are aggregated."""
 
 _log = logging.getLogger(__name__)
 
