@@ -60,8 +60,12 @@ class ForwardedRun(MlflowRun):
         """Send a call of the method `name`."""
         try:
             self._connection.send((name, arguments, options))
-        except OSError as error:  # the writing process was killed
+        except Exception as error:  # noqa: BLE001  # the writing process may have been killed
             self.lose(error)
+        except BaseException:
+            # A signal may have cut off the message, and the writer would take the next for its end.
+            self._connection.close()
+            raise
 
     def end(self, status: str = "FINISHED") -> None:
         """Wait until everything is written, and end the run."""

@@ -165,18 +165,25 @@ def test_a_writer_that_is_killed_does_not_fail_the_stage(
     assert caplog.text.count("MLflow cannot be written") == 1
 
 
-def test_a_stage_does_not_wait_for_a_store_that_is_locked(tmp_path: Path, monkeypatch):
-    class Slow:
-        run_id, lost = "7", 0
+class Written:
+    """Takes the place of `MlflowRun`."""
 
+    run_id, lost = "7", 0
+
+    def __init__(self, *_, **__):
+        pass
+
+    def on_image(self, *_):
+        pass
+
+    def end(self, _):
+        pass
+
+
+def test_a_stage_does_not_wait_for_a_store_that_is_locked(tmp_path: Path, monkeypatch):
+    class Slow(Written):
         def __init__(self, *_, **__):
             time.sleep(0.5)
-
-        def on_image(self, *_):
-            pass
-
-        def end(self, _):
-            pass
 
     monkeypatch.setattr(recorder, "MlflowRun", Slow)
     with recorder.serving() as variables:
@@ -187,6 +194,24 @@ def test_a_stage_does_not_wait_for_a_store_that_is_locked(tmp_path: Path, monkey
         assert time.perf_counter() - began < 0.4
         run.end()
     assert run.run_id == "7"
+
+
+def test_a_signal_during_a_message_does_not_block_the_end_of_the_stage(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "MlflowRun", Written)
+
+    class Interrupting:
+        def __reduce__(self):
+            raise KeyboardInterrupt
+
+    run = ForwardedRun(key(tmp_path, "train"))
+    with pytest.raises(KeyboardInterrupt):
+        run.settings({"a": Interrupting()})
+    run.end("KILLED")
+    assert run.lost > 0
+    run = ForwardedRun(key(tmp_path, "train"))
+    run.settings({"a": lambda: 0})  # a value that cannot be sent
+    assert run.lost == 1
+    run.end()
 
 
 def test_a_project_whose_path_is_too_long_for_a_socket_has_no_shared_writer(monkeypatch):
