@@ -30,7 +30,7 @@ import requests
 from mlflow import MlflowClient
 from PIL import Image
 
-from pipeline.tracking.mlflow_store import addresses
+from pipeline.cli.ui import addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

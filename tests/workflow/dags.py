@@ -11,7 +11,7 @@ from typing import Any
 
 import networkx as nx
 
-from pipeline.cli.progress import graph_of
+from pipeline.dag.graph import graph_of
 from pipeline.dag.sources import CODE, claims_of, watched
 from pipeline.settings.project.params import load_params
 

@@ -18,8 +18,8 @@ import mlflow_runs
 import pytest
 from project import ROOT, commit, copy_project, environment, git, run, set_params
 
-from pipeline.cli.progress import graph_of
 from pipeline.cli.sync import sync
+from pipeline.dag.graph import graph_of
 from pipeline.settings.project.params import load_params
 
 TINY = Path(__file__).with_name("tiny.yaml")

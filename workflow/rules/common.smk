@@ -1,4 +1,5 @@
 # What the rules share: the project, the plan, the watched parameters, and the watched sources.
+import contextlib
 import functools
 import os
 import shlex
@@ -15,6 +16,7 @@ from snakemake.logging import logger
 CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "src"))
 
+from pipeline.dag import recorder
 from pipeline.dag.engines import edited_since_dvc, unseen
 from pipeline.cli.run import targets
 from pipeline.errors import PipelineError
@@ -72,6 +74,8 @@ if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
 # scheduler's jobs have the call from the engine that has submitted them.
 os.environ.setdefault(CALL, uuid.uuid4().hex)
 
+MLFLOW_WRITER = contextlib.ExitStack()
+
 
 onstart:  # a job whose submission fails has lost its earlier outputs
     if not workflow.remote_exec and workflow.executor_plugin.name == "slurm":
@@ -81,15 +85,20 @@ onstart:  # a job whose submission fails has lost its earlier outputs
             )
         except PipelineError as error:
             raise WorkflowError(str(error)) from None
+    if not workflow.remote_exec and recorder.WRITER not in os.environ:
+        # This process writes the stages' runs to MLflow, as `pipeline run` does.
+        os.environ.update(MLFLOW_WRITER.enter_context(recorder.serving()))
 
 
 onsuccess:
     if not workflow.remote_exec:
+        MLFLOW_WRITER.close()
         note_finished(Path.cwd(), os.environ[CALL])
 
 
 onerror:
     if not workflow.remote_exec:
+        MLFLOW_WRITER.close()
         note_finished(Path.cwd(), os.environ[CALL])
 
 

@@ -7,13 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipeline import seeding
+from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.finite_checks import first_non_finite
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
@@ -33,9 +34,6 @@ from pipeline.settings.trainer.schema import (
     NetworkSettings,
     TrainerSettings,
 )
-
-if TYPE_CHECKING:
-    from pipeline.algos.bc import BehavioralCloning
 
 
 class Algorithm(ABC):

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from pipeline.core.arrays import AnyArray, FloatArray
 
 
 def refuse_non_finite_decision(

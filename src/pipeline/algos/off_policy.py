@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,18 +24,16 @@ from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
 from pipeline.algos.reward_signals import mean_losses, steps_of
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
+from pipeline.core.arrays import BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, BehaviorSpec
+from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
+from pipeline.data.rollout import Rollout
 from pipeline.errors import SettingsError
+from pipeline.nets.actor_critic import ActionHeads
 from pipeline.nets.squashed import squashed_action
 from pipeline.settings.pace import AUTO
-
-if TYPE_CHECKING:
-    from pipeline.core.arrays import BoolArray, FloatArray
-    from pipeline.core.specs import ActionSpec, BehaviorSpec
-    from pipeline.data.columns import Field
-    from pipeline.data.rollout import Rollout
-    from pipeline.nets.actor_critic import ActionHeads
-    from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
+from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 
 # CONTINUOUS_ENTROPY is the target entropy of each continuous component (arXiv 1812.05905, appendix
 # D: -dim A for their sum). DISCRETE_ENTROPY is a branch's target entropy as a share of the largest

@@ -7,13 +7,12 @@ of rewards); the bound by the largest return: FlashSAC 2026, `reward_normalizati
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.core.arrays import AnyArray, FloatArray
-    from pipeline.data.rollout import Rollout
+from pipeline.core.arrays import AnyArray, FloatArray
+from pipeline.data.rollout import Rollout
 
 EPSILON = 1e-8
 LARGEST_RETURN = 5.0

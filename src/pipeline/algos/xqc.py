@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +27,18 @@ from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReturnSampler
 from pipeline.algos.reward_scale import LARGEST_RETURN
 from pipeline.algos.rows import Rows
-from pipeline.core.specs import ObservationType
+from pipeline.core.specs import BehaviorSpec, ObservationType
+from pipeline.data.columns import Field
 from pipeline.errors import SettingsError
-from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic, set_unit_norms
-from pipeline.nets.fast.adam import FlatAdam
+from pipeline.nets.batch_norm import (
+    MOMENTUM,
+    AnyDense,
+    NormalizedActor,
+    NormalizedCritic,
+    set_unit_norms,
+)
+from pipeline.nets.fast.adam import FlatAdam, Inputs
 from pipeline.settings.trainer.schema import TrainerSettings, XQCSettings
-
-if TYPE_CHECKING:
-    from pipeline.core.specs import BehaviorSpec
-    from pipeline.data.columns import Field
-    from pipeline.nets.batch_norm import AnyDense
-    from pipeline.nets.fast.adam import Inputs
 
 LEARNING_RATE_END = 0.1
 """Learning rate at the end of a linear schedule, as a share of the rate at its start."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import files
 from pipeline.cli.parser import Parser, option
+from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
-
-if TYPE_CHECKING:
-    from pipeline.envs.base import BaseEnv
 
 _TABLES = "FILE.csv, FILE.jsonl, FILE.parquet or minari:DATASET"
 _MINARI = "minari:"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.cli.parser import Parser, option
+from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
 from pipeline.errors import FetchError, SettingsError, shell_command
-
-if TYPE_CHECKING:
-    from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
-    from pipeline.settings.project.environments import BridgeSource, EnvironmentParams
-
+from pipeline.settings.project.environments import BridgeSource, EnvironmentParams
 
 _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
 """For each removed option of `fetch`: a text about the option that replaces it."""

@@ -6,13 +6,10 @@ import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.cli.parser import Parser, option
 from pipeline.errors import SettingsError, StageError
-
-if TYPE_CHECKING:
-    from pipeline.export.policy import OnnxPolicy
+from pipeline.export.policy import OnnxPolicy
 
 
 def add_options(parser: Parser) -> None:

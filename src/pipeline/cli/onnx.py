@@ -6,14 +6,11 @@ import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.cli.parser import Parser, option
+from pipeline.core.specs import BehaviorSpec
 from pipeline.errors import ExportError, Mistakes, PipelineError, SettingsError, brief, few
-
-if TYPE_CHECKING:
-    from pipeline.core.specs import BehaviorSpec
-    from pipeline.export.layout import ModelDescription
+from pipeline.export.layout import ModelDescription
 
 EPILOG = """\
 for example

@@ -187,7 +187,7 @@ def _taken_out_of_mlflow(runs: Collection[str]) -> str:
         if row.current
         and row.own_folder is None
         and row.variant == run_metadata.WORKSPACE
-        and (store.is_local or row.tags.get(mlflow_store.CHECKOUT) == mlflow_store.checkout(root))
+        and (store.is_local or row.tags.get(mlflow_store.CHECKOUT) == run_metadata.checkout(root))
         and key_of(row.experiment, row.seed) not in runs
     ]
     for row in gone:

@@ -1,131 +1,23 @@
-"""The progress of stages in `pipeline run`: bars on a terminal, plain lines elsewhere.
-
-Jobs that are expected to run are the jobs of dvc.yaml that a change affects.
-"""
+"""The progress of stages in `pipeline run`: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from graphlib import TopologicalSorter
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipeline.dag.project import checkout
-from pipeline.settings.nodes import to_plain
-from pipeline.settings.project.params import Params
-from pipeline.settings.project.plan import plan
-from pipeline.settings.yaml_file import read_yaml
+from pipeline.dag.graph import Graph, Job
 from pipeline.tracking.console import duration
 
 _EACH_S = 10.0
 """Seconds between progress lines where a line cannot be redrawn in place."""
-_FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
-"""Pattern of placeholders in dvc.yaml that DVC replaces by a key or value of the runs' table."""
-_OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
-"""Pattern of the commands of this package's stages, in a checkout and in a project."""
-
-
-class Job(NamedTuple):
-    """A job of the DAG, named by its stage and instance as in the events that the stage reports."""
-
-    stage: str
-    instance: str
-
-    @property
-    def title(self) -> str:
-        """The job in words, such as `train collector_ppo seed 2`."""
-        name = self.instance.replace("/seed", " seed ")
-        return self.stage if name == "all" else f"{self.stage} {name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """The jobs of the DAG, the jobs that each job needs, and the names of jobs in `dvc status`."""
-
-    before: Mapping[Job, frozenset[Job]]
-    """All jobs that a job needs, directly or indirectly."""
-    names: Mapping[str, Job]
-    """Jobs by the names that `dvc status` uses."""
-
-    def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
-        """Return the jobs that the `changed` stages affect.
-
-        If `wanted` has names of jobs, only these jobs, and the jobs that they need, are returned.
-        """
-        # Names that are not in `names` are stages that a user has added.
-        first = {self.names[name] for name in changed if name in self.names}
-        ends = [self.names[name] for name in wanted if name in self.names]
-        # Without `wanted` every job counts. A change of a job affects this job, and all jobs that
-        # need it.
-        candidates = frozenset(ends).union(*(self.before[end] for end in ends)) or {*self.before}
-        return {job for job in candidates if first & {job, *self.before[job]}}
-
-
-def graph_of(params: Params, root: Path) -> Graph:
-    """Return the DAG of params.yaml, from the files that the stages of dvc.yaml read and write."""
-    tables = plan(params)["runs"]
-    # A project without DVC has the same DAG as the checkout.
-    described = root / "dvc.yaml" if (root / "dvc.yaml").is_file() else checkout() / "dvc.yaml"
-    stages = to_plain(read_yaml(described, what="The DAG")).get("stages") or {}
-    names: dict[str, Job] = {}
-    reads: dict[Job, list[str]] = {}
-    makers: dict[str, set[Job]] = {}
-    """Jobs by the paths that they write, and by all parent folders of these paths."""
-    for family, stage in stages.items():
-        body = stage.get("do", stage)
-        # Stages that a user has added report no progress; `check` makes no result and always runs.
-        if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
-            continue
-        # The table's name is `train_pretrained` in `${runs.train_pretrained}`.
-        table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
-        for key, entry in (tables.get(table, {}) if table else {"": {}}).items():
-            job = Job(family.partition("_")[0], _instance(key, entry))
-            names[f"{family}@{key}" if table else family] = job
-            values = {**entry, "key": key}
-            reads[job] = _paths(body, ("deps",), values)
-            for path in _paths(body, ("outs", "metrics", "plots"), values):
-                for place in (path, *map(str, PurePosixPath(path).parents)):
-                    makers.setdefault(place, set()).add(job)
-    # A job needs the jobs that write into the paths that it reads.
-    needs = {
-        job: {maker for path in read for maker in makers.get(path, ())}
-        for job, read in reads.items()
-    }
-    before: dict[Job, frozenset[Job]] = {}
-    # In topological order, `before` is complete for the jobs that a job needs.
-    for job in TopologicalSorter(needs).static_order():
-        before[job] = frozenset(needs[job]).union(*(before[needed] for needed in needs[job]))
-    return Graph(before, names)
-
-
-def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return the name of a stage's instance in its events, for an entry of a table of runs."""
-    if not key:
-        return "all"
-    if "seed" in entry:
-        return f"{entry['experiment']}/seed{entry['seed']}"
-    return str(entry.get("trial", key))
-
-
-def _paths(
-    stage: Mapping[str, Any], lists: Collection[str], values: Mapping[str, Any]
-) -> list[str]:
-    """Return the paths in the given lists of a stage of dvc.yaml; `values` fills placeholders."""
-    entries = [entry for name in lists for entry in stage.get(name, ())]
-    # An entry with options is a map with the path as its only key.
-    names = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in entries]
-    return [
-        _FILLED_IN.sub(lambda match: str(values.get(match[1], match[0])), name) for name in names
-    ]
 
 
 class Screen:
@@ -175,25 +67,20 @@ class Screen:
                     self._n_read += len(line)
                     event = json.loads(line)
                     self._apply_event(Job(event["stage"], event["instance"]), event)
-        now = self._clock()
-        left, is_whole = self._left(now)
-        least = "" if is_whole else "at least "
-        ending = [] if left is None else [f"{least}{duration(left)} left in all"]
+        left = self._left(now := self._clock())
         # Where bars are disabled, as in a log file, a line is printed from time to time.
         is_due = self.bars.disable and now - self._printed_at >= _EACH_S
         for job, entry in self.running.items():
-            name, parts = self._name(job), [*_parts(entry), *ending]
-            done, total = entry.get("step"), entry.get("of")
-            self.bars.update(entry["bar"], completed=done, total=total, description=name)
-            self.bars.update(entry["bar"], text=", ".join(parts))
+            name, parts = self._name(job), [*_parts(entry), *left]
+            self.bars.update(entry["bar"], description=name, text=", ".join(parts))
+            self.bars.update(entry["bar"], completed=entry.get("step"), total=entry.get("of"))
             if is_due:
                 self._print_line(name, *parts)
         self.bars.refresh()
 
     def _apply_event(self, job: Job, event: dict[str, Any]) -> None:
         state = event.pop("state", None)
-        # An event without a state is a report of progress.
-        if state is None and job in self.running:
+        if state is None and job in self.running:  # a report of progress
             self.running[job] |= event
             return
         entry = self.running.pop(job, None)
@@ -217,34 +104,27 @@ class Screen:
                 self.failed.append(job)
                 self._print_line(self._name(job), f"{state} after {duration(took)}")
 
-    def _left(self, now: float) -> tuple[float | None, bool]:
-        """Return the estimated seconds left, and whether this estimate counts all stages.
-
-        The estimate is None if no time of a training is known, or if no job with a known time is
-        left.
-
-        A job is expected to take the mean time of its stage's other jobs; stages without a time are
-        not counted.
-        """
-        left = {job: _seconds_left(entry, now) for job, entry in self.running.items()}
+    def _left(self, now: float) -> list[str]:
+        """Return a text with the estimated time left, from mean times of stages; [] if unknown."""
+        left: dict[Job, float] = {}
         took = {stage: list(times) for stage, times in self._took_s.items()}
-        for job, seconds in left.items():
-            if seconds is not None:
-                took.setdefault(job.stage, []).append(now - self.running[job]["began"] + seconds)
-        mean = {stage: fmean(times) for stage, times in took.items()}
-        # `jobs` has the expected seconds of each job that waits or runs.
-        jobs = [mean[job.stage] for job in self.waiting if job.stage in mean]
-        for job, seconds in left.items():
-            if seconds is not None:
-                jobs.append(seconds)
-            elif job.stage in mean:
-                jobs.append(max(0.0, mean[job.stage] - (now - self.running[job]["began"])))
+        for job, entry in self.running.items():
+            if entry.get("of") and entry.get("rate"):
+                end = entry["at"] + (entry["of"] - entry["step"]) / entry["rate"]
+                left[job] = max(0.0, end - now)
+                took.setdefault(job.stage, []).append(now - entry["began"] + left[job])
+        began = dict.fromkeys(self.waiting, now)
+        began |= {job: entry["began"] for job, entry in self.running.items()}
+        for job in began.keys() - left.keys():
+            if job.stage in took:
+                left[job] = max(0.0, fmean(took[job.stage]) - (now - began[job]))
         # Without a measured time of training, the longest stage, an estimate would mislead.
-        if "train" not in mean or not jobs:
-            return None, False
-        is_whole = {job.stage for job in (*self.waiting, *left)} <= mean.keys()
+        if "train" not in took or not left:
+            return []
         # The rest takes at least as long as the longest job, and as all work divided by the cores.
-        return max(*jobs, sum(jobs) / self._cores), is_whole
+        seconds = max(*left.values(), sum(left.values()) / self._cores)
+        least = "at least " if began.keys() - left.keys() else ""
+        return [f"{least}{duration(seconds)} left in all"]
 
     def _name(self, job: Job) -> str:
         return f"stage {self.numbers[job]} of {len(self.numbers) + len(self.waiting)}, {job.title}"
@@ -252,13 +132,6 @@ class Screen:
     def _print_line(self, *parts: str) -> None:
         self._printed_at = self._clock()
         self.bars.console.print(", ".join(parts), soft_wrap=True)
-
-
-def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
-    end, rate = entry.get("of"), entry.get("rate")
-    # The time since the report is subtracted, because the job went on meanwhile.
-    left = (end - entry["step"]) / rate - (now - entry["at"]) if end and rate else None
-    return None if left is None else float(max(0.0, left))
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:
@@ -272,7 +145,5 @@ def _parts(entry: dict[str, Any]) -> list[str]:
 
 def _count(steps: float) -> str:
     """Return a number of steps in short form: 120000 as `120k`."""
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if steps >= size:
-            return f"{steps / size:.4g}{unit}"
-    return f"{steps:.0f}"
+    size, unit = (1e6, "M") if steps >= 1e6 else (1e3, "k")
+    return f"{steps / size:.4g}{unit}" if steps >= size else f"{steps:.0f}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pipeline import files
 from pipeline.dag import policies, run_context
 from pipeline.dag.attempt import WORK, read_map
 from pipeline.dag.stages import evaluate, export
@@ -32,7 +33,7 @@ def rebuild(root: Path) -> None:
         PipelineError: The store is not a file in the folder `root`, or params.yaml cannot be read.
     """
     params = load_params(root / "params.yaml")
-    mlflow_store.set_aside(root)
+    _set_aside(root)
     places = {
         matched.groups()
         for stage in _STAGE_FILES
@@ -44,6 +45,26 @@ def rebuild(root: Path) -> None:
             _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
         except PipelineError as error:  # params.yaml may no longer have the experiment
             _log.warning("%s/seed%s gets no row in MLflow: %s", name, seed, error)
+
+
+def _set_aside(root: Path) -> None:
+    """Rename the project's store file, so that the next `Store.open` makes a new store.
+
+    Raises:
+        PipelineError: MLFLOW_TRACKING_URI names a store outside the project.
+    """
+    uri = mlflow_store.default_uri(root := root.resolve())
+    if (file := mlflow_store.file_of(uri)) is None or not file.resolve().is_relative_to(root):
+        raise PipelineError(
+            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in this "
+            "folder can be made from its files; unset the variable"
+        )
+    with mlflow_store.locked(uri):
+        if file.exists():
+            # The earlier store is renamed, because it may have runs without files in results/.
+            kept = files.free_name(file)
+            file.rename(kept)
+            _log.info("Renamed the earlier store to %s.", kept.name)
 
 
 def _make_row(run: run_context.Run) -> None:

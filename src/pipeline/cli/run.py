@@ -147,7 +147,9 @@ def _run_with_progress(
         Whether no stage ran: no stage has reported a start, and none was out of date. Stages that a
         user has added do not report.
     """
-    from pipeline.cli.progress import Screen, graph_of
+    from pipeline.cli.progress import Screen
+    from pipeline.dag import recorder  # this imports NumPy, which the engines do not need
+    from pipeline.dag.graph import graph_of
 
     graph = graph_of(params, root)
     # The changed stages are listed before the run, because the progress lines show their number.
@@ -163,8 +165,8 @@ def _run_with_progress(
         events.touch()
         variables = engines.environment() | {FILE: str(events)}
         screen = Screen(graph, waiting, events, cores=cores)
-        with (root / log).open("wb") as output, screen.bars:
-            code = _run_engine(command, root, variables, output, screen.update)
+        with (root / log).open("wb") as output, screen.bars, recorder.serving() as writer:
+            code = _run_engine(command, root, variables | writer, output, screen.update)
     if code == 0:
         return not (screen.numbers or screen.waiting or {*changed} - {*graph.names})
     # A stage that was killed has reported no end, so it still counts as running.

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from pipeline.cli.parser import Parser, option
 from pipeline.dag import engines, process
@@ -75,6 +76,19 @@ def run(arguments: argparse.Namespace) -> None:
         raise PipelineError(f"the MLflow server ended with exit code {code}")
 
 
+def addresses(experiment_id: str) -> dict[str, str]:
+    """Return the addresses of MLflow's pages by title, relative to the server's address."""
+    runs = {
+        "workflowType": "machine_learning",
+        "searchFilter": f"tags.`{mlflow_store.CURRENT}` = 'yes'",
+        "orderByKey": f"metrics.`{mlflow_store.SCORE}`",
+        "orderByAsc": "false",
+    }
+    table = f"/#/experiments/{experiment_id}/runs?{urlencode(runs)}"
+    models = "/#/models?workflowType=machine_learning"
+    return {"All runs": table, "Curves": f"{table}&compareRunsMode=CHART", "Models": models}
+
+
 def _refuse_unusable(port: int) -> None:
     """Raise SettingsError for a port that the server cannot use.
 
@@ -120,7 +134,7 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
 
 
 def _log_addresses(store: mlflow_store.Store, address: str) -> None:
-    for title, page in mlflow_store.addresses(store.experiment_id).items():
+    for title, page in addresses(store.experiment_id).items():
         _log.info("%-9s %s%s", title, address, page)
 
 

@@ -13,18 +13,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline import files, machine
-from pipeline.dag import sources
+from pipeline.dag import run_context, sources
+from pipeline.dag.attempt import Attempt
 from pipeline.envs import executable
 from pipeline.plugins import digests
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.simulators.pack import packages_in
-
-if TYPE_CHECKING:
-    from pipeline.dag import run_context
-    from pipeline.dag.attempt import Attempt
 
 KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")

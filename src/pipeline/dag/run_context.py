@@ -15,6 +15,7 @@ from pipeline import machine
 from pipeline.dag import process
 from pipeline.dag.attempt import Attempt, read_map
 from pipeline.dag.project import named, planned, project
+from pipeline.dag.recorder import ForwardedRun
 from pipeline.errors import PipelineError
 from pipeline.settings import TrainerSettings, to_mapping
 from pipeline.settings.project.experiments import ExperimentParams
@@ -148,7 +149,7 @@ def recorded(
         yield None
         return
     # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
-    tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
+    tracking = ForwardedRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
     # The status also stays FAILED after a SystemExit; otherwise MLflow would show the run as
     # RUNNING.
@@ -216,7 +217,7 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
             "pretrain": {} if experiment.pretrain is None else asdict(experiment.pretrain),
         },
         data=_data_of(run, settings.behaviors.values()),
-        note=run_metadata.note(run.name, run.seed, files=folders),
+        note=run_metadata.note(run.name, run.seed, folders=folders),
     )
 
 

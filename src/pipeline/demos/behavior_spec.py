@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.demos.demo_file import read_demo
+from pipeline.demos.tables import Columns
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.settings.nodes import fail, find
@@ -20,9 +21,6 @@ from pipeline.settings.reader import (
     to_map,
 )
 from pipeline.settings.yaml_file import read_yaml
-
-if TYPE_CHECKING:
-    from pipeline.demos.tables import Columns
 
 _GOAL = ObservationType.GOAL_SIGNAL
 

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, scale
 from pipeline.demos.demo_file import Demonstration
 from pipeline.demos.tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
-
-if TYPE_CHECKING:
-    from pipeline.simulators.bridges.batches import Codec
+from pipeline.simulators.bridges.batches import Codec
 
 # Minari's form of an id: namespaces, name and version.
 _ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")

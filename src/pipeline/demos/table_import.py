@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,9 @@ from pipeline.core.specs import (
     check_spec,
 )
 from pipeline.demos.demo_file import writing_demo
-from pipeline.demos.tables import NO_CHOICE
+from pipeline.demos.tables import NO_CHOICE, Columns, Numbers, Table
 from pipeline.errors import DemonstrationError
 from pipeline.settings.reader import suggestion
-
-if TYPE_CHECKING:
-    from pipeline.demos.tables import Columns, Numbers, Table
 
 # Distance by which an action may exceed -1..1 through rounding.
 _ROUNDING = 1e-6

@@ -39,8 +39,8 @@ from pipeline.settings.reader import suggestion
 if TYPE_CHECKING:
     import pandas as pd
 
-    Columns = Mapping[str, Sequence[str]]
-    """Column names by field, for fields with columns of other names."""
+Columns = Mapping[str, Sequence[str]]
+"""Columns of fields that are not named like the field."""
 
 # The number for each word in a text column. Spreadsheets and pandas write flags with these words.
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}

@@ -14,20 +14,18 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline import files
+from pipeline.core.arrays import AnyArray
 from pipeline.core.simulator import Renderable
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation.episodes import ActingPolicy, Episode, evaluate
 from pipeline.simulators import registry
 from pipeline.simulators.executable import parse
-
-if TYPE_CHECKING:
-    from pipeline.core.arrays import AnyArray
 
 FRAMES_PER_S = 20
 """Frame rate for environments without `render_fps`."""

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.core.arrays import AnyArray
 from pipeline.errors import ExportError
 from pipeline.files import foreign, listed, similar
 
 if TYPE_CHECKING:
     import onnx
     from google.protobuf.message import Message
-
-    from pipeline.core.arrays import AnyArray
 
 MEANING = "pipeline.meaning."
 """Prefix of metadata keys with the meaning of a tensor; the tensor's name follows the prefix."""

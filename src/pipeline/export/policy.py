@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.core.specs import ActionTuple
 from pipeline.core.steps import DecisionSteps
 from pipeline.errors import ExportError
@@ -18,8 +19,6 @@ from pipeline.export.layout import ModelDescription, describe, load
 
 if TYPE_CHECKING:
     import onnx
-
-    from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 
 _RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
 # The attribute `seed` is a float32, which represents every whole number up to 2**24.

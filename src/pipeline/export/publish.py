@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
+from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION, publishing_findings
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.algos.policy import Policy
-    from pipeline.core.arrays import AnyArray, FloatArray
 
 CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"

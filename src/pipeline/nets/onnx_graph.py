@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.core.arrays import AnyArray
 from pipeline.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx
     from torch import Tensor, nn
-
-    from pipeline.core.arrays import AnyArray
 
 # Unity's loader reads opset 9 of the default domain only. By default the onnx package writes its
 # newest opset.

@@ -8,18 +8,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from pipeline.core.arrays import AnyArray
 from pipeline.errors import SettingsError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `report` and `sweep` would depend on the sources of environments
     from pipeline.envs.side_channels import StatsAggregationMethod
 
-    Sample = tuple[StatsAggregationMethod, Sequence[float]]
-    """All values of a statistic in a summary period, and how they are aggregated."""
+Sample: TypeAlias = "tuple[StatsAggregationMethod, Sequence[float]]"
+"""All values of a statistic in a summary period, and how they are aggregated."""
 
 _log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ import logging
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -61,6 +62,9 @@ _DESCRIPTION = (
 )
 
 
+_STDERR = threading.Lock()
+
+
 def enabled() -> bool:
     """Return whether runs are written: PIPELINE_MLFLOW is not set to off, no, false or 0."""
     return os.environ.get("PIPELINE_MLFLOW", "on").lower() not in {"off", "no", "false", "0"}
@@ -81,7 +85,8 @@ class MlflowRun(Sink):
         self._times = times and tuple(int(seconds * 1000) for seconds in times)
         self._pending: list[Any] = []
         self._failures = 0
-        self._is_sampled = self._is_closed = False
+        self._is_closed = False
+        self._sampling = contextlib.ExitStack()
         self._store: Any = None
         self.run_id: str | None = None
         self.lost = 0
@@ -115,8 +120,7 @@ class MlflowRun(Sink):
         lacks are added. `seconds` is the time of the whole training. `interrupted` has the steps at
         which the training was interrupted and not resumed exactly.
         """
-        self._settle()
-        self._write(lambda store: self._fill(store, curve))
+        self.complete(curve)
         flat = run_metadata.flat(numbers)
         results = {name: value for name, value in flat.items() if value is not None}
         if seconds is not None:
@@ -128,6 +132,11 @@ class MlflowRun(Sink):
         self.settings(
             {"exact": f"interrupted at steps {steps}, not exact" if steps else "yes"} | here
         )
+
+    def complete(self, curve: Sequence[tuple[str, str, float, int]]) -> None:
+        """Wait for queued summaries, and write the points of `curve` that the run lacks."""
+        self._settle()
+        self._write(lambda store: self._fill(store, curve))
 
     def results(self, values: Mapping[str, float]) -> None:
         """Write final numbers at step 0 as `<stage>/<name>`, which MLflow draws as bars."""
@@ -263,7 +272,7 @@ class MlflowRun(Sink):
         """Wait for queued summaries, and end the run with a status: FINISHED, FAILED or KILLED."""
         if not self._is_closed:
             for error in self._settle():
-                self._lose(error)
+                self.lose(error)
             self._write(lambda _: self._terminate(status))
             self._is_closed = True
 
@@ -286,9 +295,10 @@ class MlflowRun(Sink):
         except Exception as error:  # noqa: BLE001  # tracking never stops training
             # A store that cannot be opened at all is not tried again.
             self._failures += 1 if self.run_id else _GIVE_UP_AFTER
-            self._lose(error)
+            self.lose(error)
 
-    def _lose(self, error: Exception) -> None:
+    def lose(self, error: Exception) -> None:
+        """Count an entry that could not be written; log a warning for the first."""
         self.lost += 1
         # Only the first error is a warning, because later errors mostly have the same cause.
         if self.lost > 1:
@@ -362,11 +372,7 @@ class MlflowRun(Sink):
         store.client.log_text(self.run_id, metadata.configuration, "configuration.yaml")
 
     def _terminate(self, status: str) -> None:
-        if self._is_sampled:
-            import mlflow
-
-            mlflow.end_run(status)
-            self._is_sampled = False
+        self._sampling.close()
         ended = self._times[1] if self._times else None
         self._store.client.set_terminated(self.run_id, status=status, end_time=ended)
 
@@ -401,8 +407,7 @@ class MlflowRun(Sink):
 
             mlflow.set_tracking_uri(store.uri)
             # The run is nested, because the calling program may have an open run.
-            mlflow.start_run(run_id=self.run_id, nested=True)
-            self._is_sampled = True
+            self._sampling.enter_context(mlflow.start_run(run_id=self.run_id, nested=True))
 
     def _goes_on(self, tags: Mapping[str, str]) -> bool:
         """Return whether the stage continues the run with these tags.
@@ -418,7 +423,7 @@ class MlflowRun(Sink):
     def _identity(self, store: Store) -> dict[str, str]:
         """Return the tags that identify experiment, seed, copy of the repository and variant."""
         key = self._key
-        copy = {} if store.is_local else {CHECKOUT: mlflow_store.checkout(key.root)}
+        copy = {} if store.is_local else {CHECKOUT: run_metadata.checkout(key.root)}
         seed = {"pipeline.experiment": key.label, "pipeline.seed": str(key.seed)}
         return seed | copy | {VARIANT: key.variant}
 
@@ -527,7 +532,9 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
             save_as_external_data=False,
         )
     # `register_model` prints two lines to stderr, which would be in the output of every stage.
-    with mlflow_store.locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
+    # Only one thread at a time may replace stderr.
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with mlflow_store.locked(store.uri), _STDERR, quiet:
         mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
         store.client.update_registered_model(name, description=_DESCRIPTION)
 

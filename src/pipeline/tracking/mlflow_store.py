@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
-import platform
 import re
 import shlex
 import sqlite3
@@ -19,9 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from pipeline import files
 from pipeline.errors import PipelineError
 from pipeline.tracking.run_metadata import flattened
 
@@ -78,45 +75,9 @@ def file_of(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
-def addresses(experiment_id: str) -> dict[str, str]:
-    """Return the addresses of MLflow's pages by title, relative to the server's address."""
-    runs = {
-        "workflowType": "machine_learning",
-        "searchFilter": f"tags.`{CURRENT}` = 'yes'",
-        "orderByKey": f"metrics.`{SCORE}`",
-        "orderByAsc": "false",
-    }
-    table = f"/#/experiments/{experiment_id}/runs?{urlencode(runs)}"
-    models = "/#/models?workflowType=machine_learning"
-    return {"All runs": table, "Curves": f"{table}&compareRunsMode=CHART", "Models": models}
-
-
 def clean(name: str) -> str:
     """Return a name with underscores for the characters that MLflow refuses."""
     return _NOT_ALLOWED.sub("_", name)
-
-
-def checkout(root: Path) -> str:
-    """Return the id of this copy of the repository; it is kept when the folder is moved.
-
-    A copied folder gets a new id. Hosts of a cluster that share a folder read the same id.
-    """
-    from filelock import FileLock
-
-    path = root / "results/.work/checkout.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
-        # Without a stored root, `/` counts as the earlier folder. It exists, so this folder is not
-        # a moved one and gets a new id.
-        noted, here = {"root": "/", "id": ""}, str(root)
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            noted |= json.loads(path.read_text(encoding="utf-8"))
-        if noted["root"] != here:
-            is_moved = not Path(noted["root"]).exists()
-            new = files.fingerprint([platform.node(), here])[:12]
-            noted = {"id": noted["id"] if is_moved else new, "root": here}
-            files.write_json(path, noted)
-        return noted["id"]
 
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
@@ -254,7 +215,14 @@ class Store:
         """
         file = file_of(default_uri(root))
         if file is not None and not file.exists():
-            raise PipelineError(_no_store(root, file))
+            text = "there are no runs yet: run `pipeline run` in this folder"
+            if any((root / "results/train").rglob("seed*")):
+                text = (
+                    f"results/ has runs, but the MLflow store {file} does not exist (neither git "
+                    "nor DVC copies it): `pipeline runs --rebuild` makes it from the files in "
+                    "results/"
+                )
+            raise PipelineError(text)
         try:
             return cls.open(root, create=False)
         except Exception as error:
@@ -271,26 +239,6 @@ class Store:
         self.client.log_batch(run, tags=[RunTag(name, text) for name, text in values.items()])
 
 
-def set_aside(root: Path) -> None:
-    """Rename the project's store file, so that the next `Store.open` makes a new store.
-
-    Raises:
-        PipelineError: MLFLOW_TRACKING_URI names a store outside the project.
-    """
-    uri = default_uri(root := root.resolve())
-    if (file := file_of(uri)) is None or not file.resolve().is_relative_to(root):
-        raise PipelineError(
-            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in the "
-            "project's folder can be rebuilt from the project's files; unset the variable"
-        )
-    with locked(uri):
-        if file.exists():
-            # The earlier store is renamed, because it may have runs without files in results/.
-            kept = files.free_name(file)
-            file.rename(kept)
-            _log.info("Renamed the earlier store to %s.", kept.name)
-
-
 def _refuse_moved(client: Any, artifacts: Path) -> None:
     """Raise PipelineError if an experiment has its artifacts in another project's folder."""
     from mlflow.entities import ViewType
@@ -305,12 +253,3 @@ def _refuse_moved(client: Any, artifacts: Path) -> None:
                 f"the MLflow store here was made in {place.parent} and keeps its artifacts there; "
                 "`pipeline runs --rebuild` makes a store of this folder from the files in results/"
             )
-
-
-def _no_store(root: Path, file: Path) -> str:
-    if next((root / "results/train").rglob("seed*"), None) is None:
-        return "there are no runs yet: run `pipeline run` in this folder"
-    return (
-        f"results/ has runs, but the MLflow store {file} does not exist (neither git nor DVC "
-        "copies it): `pipeline runs --rebuild` makes it from the files in results/"
-    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from pipeline import files
 from pipeline.settings import RunSettings
 
 # False and 0 do not count as empty, because they are values of settings.
@@ -32,7 +35,7 @@ VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspa
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
 """Paths that users edit; `source_tags` tells whether git has uncommitted edits of them."""
-_GIT_WAIT_S = 5.0
+_GIT_WAIT_S, _LOCK_WAIT_S = 5.0, 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,9 +246,32 @@ def source_tags(root: Path) -> dict[str, str]:
     return tags
 
 
-def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
+def checkout(root: Path) -> str:
+    """Return the id of this copy of the repository; it is kept when the folder is moved.
+
+    A copied folder gets a new id. Hosts of a cluster that share a folder read the same id.
+    """
+    from filelock import FileLock
+
+    path = root / "results/.work/checkout.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
+        # Without a stored root, `/` counts as the earlier folder. It exists, so this folder is not
+        # a moved one and gets a new id.
+        noted, here = {"root": "/", "id": ""}, str(root)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            noted |= json.loads(path.read_text(encoding="utf-8"))
+        if noted["root"] != here:
+            is_moved = not Path(noted["root"]).exists()
+            new = files.fingerprint([platform.node(), here])[:12]
+            noted = {"id": noted["id"] if is_moved else new, "root": here}
+            files.write_json(path, noted)
+        return noted["id"]
+
+
+def note(experiment: str, seed: int, *, folders: Sequence[str]) -> str:
     """Return the description of a run on its MLflow page, as Markdown."""
-    listed = "\n".join(f"- `{file}`" for file in files)
+    listed = "\n".join(f"- `{folder}`" for folder in folders)
     return (
         f"Experiment **{experiment}** of `params.yaml`, seed {seed}. All its stages write to this "
         f"row: learning curves over environment steps, final numbers as `<stage>/<name>`, plots of "

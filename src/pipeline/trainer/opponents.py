@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.settings.trainer.schema import SelfPlaySettings
 
-if TYPE_CHECKING:
-    Weights = dict[str, Tensor]
+Weights = dict[str, Tensor]
 
 LATEST = -1
 """Index of the learning policy's rating."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.envs.base import Stats
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.tracking import names
-
-if TYPE_CHECKING:
-    from pipeline.envs.base import Stats
-    from pipeline.tracking.base import Sample
+from pipeline.tracking.base import Sample
 
 # Number of most recent episodes for which `Statistics.recent` has the returns.
 RECENT_EPISODES = 100

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.core.steps import Steps
+from pipeline.envs.base import Stats
 from pipeline.envs.workers import WorkerSet
 from pipeline.trainer.learner import Learner
-
-if TYPE_CHECKING:
-    from pipeline.envs.base import Stats
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,7 +14,8 @@ from interpreter import python
 
 from pipeline.cli import compare, run
 from pipeline.cli import main as cli
-from pipeline.cli.progress import Graph, Job, Screen, graph_of
+from pipeline.cli.progress import Screen
+from pipeline.dag.graph import Graph, Job, graph_of
 from pipeline.settings.project.params import load_params
 from pipeline.tracking import names
 from pipeline.tracking import progress as stage_side

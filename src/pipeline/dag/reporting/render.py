@@ -8,15 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from markupsafe import Markup
 
 from pipeline.evaluation import tables
 from pipeline.evaluation.charts import Chart
 from pipeline.evaluation.comparison import Task
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 
 DEFINITIONS = "What the words and columns mean"
 TERMS = {

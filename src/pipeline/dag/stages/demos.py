@@ -7,23 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline import files
+from pipeline.core.arrays import AnyArray
 from pipeline.core.specs import ActionTuple
 from pipeline.core.steps import DecisionSteps
 from pipeline.dag import project
 from pipeline.dag.attempt import Job, attempt_at
 from pipeline.dag.project import named, planned
+from pipeline.demos.demo_file import DemoWriter
 from pipeline.envs import executable
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
-
-if TYPE_CHECKING:
-    from pipeline.core.arrays import AnyArray
-    from pipeline.demos.demo_file import DemoWriter
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,9 +23,8 @@ from pipeline.nets.encoder import Normalizers
 from pipeline.nets.layers import CLIP, RunningNormalizer
 from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 
-if TYPE_CHECKING:
-    Dense: TypeAlias = tuple[FloatArray, FloatArray]
-    """Weight [n_in, n_out] and bias [n_out]."""
+Dense: TypeAlias = tuple[FloatArray, FloatArray]
+"""Weight [n_in, n_out] and bias [n_out]."""
 
 MOST_AGENTS = 128
 """Largest number of agents; for more agents, arithmetic takes most of the time."""

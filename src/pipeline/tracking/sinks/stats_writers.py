@@ -14,7 +14,7 @@ from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,8 @@ from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.plugins import all_of, brought_by
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.tracking import names
-from pipeline.tracking.base import Sink
+from pipeline.tracking.base import Sample, Sink
 from pipeline.tracking.sinks import TrackedRun
-
-if TYPE_CHECKING:
-    from pipeline.tracking.base import Sample
 
 _log = logging.getLogger(__name__)
 
