@@ -13,7 +13,8 @@ from pipeline.core.steps import DecisionSteps
 from pipeline.errors import ExportError
 from pipeline.export.contract import OLDEST_VERSION
 from pipeline.export.layout import ModelDescription
-from pipeline.simulators.bridges.batches import Codec
+
+_IMAGE = ", an image channels first from 0 to 1"
 
 
 class EnvironmentForm:
