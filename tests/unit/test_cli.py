@@ -75,7 +75,7 @@ NO_NEAREST = [
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
     ],
 )
-def test_unknown_word_on_the_command_line_is_refused_with_a_similar_word_or_an_alternative(
+def test_error_for_an_unknown_word_on_the_command_line_names_a_similar_word_or_an_alternative(
     capsys, words, answer
 ):
     with pytest.raises(SystemExit) as ended:
@@ -134,7 +134,7 @@ def test_mistake_gives_a_one_line_error_and_the_option_debug_adds_the_traceback(
     assert error.splitlines()[-1] == line
 
 
-def test_plan_writes_the_table_of_runs_and_plan_check_compares_the_table(
+def test_plan_writes_the_table_of_runs_and_plan_check_refuses_a_table_that_is_out_of_date(
     tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "workflow").mkdir()

@@ -58,7 +58,7 @@ def test_import_error_for_an_old_module_name_gives_the_new_module_name(old: str,
         importlib.import_module(old)
 
 
-def test_removed_command_python_m_pipeline_stages_is_refused_in_one_line_with_its_successor():
+def test_error_for_the_removed_command_python_m_pipeline_stages_names_the_new_command():
     completed = subprocess.run(  # this interpreter
         [sys.executable, "-m", "pipeline.stages", "train"],
         capture_output=True,

@@ -102,12 +102,12 @@ def test_every_public_method_has_a_docstring(name: str, member: str):
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_is_importable_and_listed(name: str):
+def test_every_public_name_can_be_imported_and_is_in_the_result_of_dir(name: str):
     assert getattr(pipeline, name).__name__ == name
     assert name in dir(pipeline)
 
 
-def test_unknown_name_raises_attribute_error():
+def test_unknown_name_in_the_package_raises_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         _ = pipeline.trian  # type: ignore[attr-defined]
 
@@ -331,7 +331,7 @@ def test_example_notebook_runs_to_its_end(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_example_of_own_parts_is_stopped_by_its_callback_plays_an_episode_and_continues(
+def test_example_own_parts_is_stopped_by_its_callback_then_plays_an_episode_and_continues(
     tmp_path: Path,
 ):
     shutil.copytree(ROOT / "examples/own_parts", tmp_path / "own")

@@ -91,7 +91,7 @@ def test_glob_characters_in_a_file_name_are_taken_literally(tmp_path):
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_locked_folder_is_refused_with_the_id_of_the_process_that_holds_the_lock(
+def test_error_for_a_locked_folder_names_the_id_of_the_process_that_holds_the_lock(
     tmp_path,
 ):
     folder = tmp_path / "results" / "first"

@@ -87,7 +87,7 @@ def test_snakemake_option_config_or_configfile_gives_the_path_of_params_yaml(
         (["params={here}/params.yaml", "--directory", str(ROOT)], "name different folders"),
     ],
 )
-def test_snakefile_refuses_other_config_values_than_a_valid_path_of_params_yaml(
+def test_snakefile_refuses_config_values_other_than_a_valid_path_of_params_yaml(
     given, said, elsewhere
 ):
     command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--config")

@@ -31,7 +31,9 @@ def learn(started, packed, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_learners_give_equal_bytes_with_and_without_torchrun(learn, tmp_path):
+def test_two_learners_write_the_same_bytes_whether_or_not_torchrun_starts_the_learners(
+    learn, tmp_path
+):
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     for run_id, prefix in (("a", ()), ("b", launcher)):
         learning = learn("--run-id", run_id, launcher=prefix)

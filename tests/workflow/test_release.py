@@ -21,7 +21,7 @@ CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 RECIPE = (ROOT / "workflow/Dockerfile").read_text()
 
 
-def test_version_is_the_same_in_every_file():
+def test_version_is_the_same_in_pyproject_citation_changelog_and_git_tag():
     version = pipeline.__version__
     assert PROJECT["tool"]["setuptools_scm"]["fallback_version"] == version
     assert str(CITATION["version"]) == version

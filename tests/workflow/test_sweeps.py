@@ -101,7 +101,9 @@ def test_snakemake_target_of_a_subset_or_a_sweep_runs_only_the_jobs_of_this_targ
     )
 
 
-def test_pipeline_run_accepts_a_subset_and_a_stage_and_dvc_repro_a_pattern_of_stages(toy: Path):
+def test_pipeline_run_accepts_a_subset_and_a_stage_and_dvc_repro_accepts_a_pattern_of_stages(
+    toy: Path,
+):
     command = ("python", "-m", "pipeline.cli.main", "run", "quick", "--engine", "dvc")
     assert ran(toy, *command, "--stage", "train") == [
         "env balance_ball",

@@ -419,12 +419,16 @@ def training_of(name: str, folder, **hyperparameters) -> Training:
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous", "ppo, discrete", "ppo, hybrid", "ppo, memory"])
-def test_ppo_losses_equal_losses_composed_row_by_row(name, tmp_path):
+def test_ppo_losses_gradients_and_weights_equal_the_results_of_a_slow_implementation(
+    name, tmp_path
+):
     training = training_of(name, tmp_path)
     assert_updates_agree(training, SlowPPO(training), ["Policy", "Value"])
 
 
-def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tmp_path):
+def test_ppo_clips_changes_of_values_to_epsilon_standard_deviations_of_each_signals_returns(
+    tmp_path,
+):
     changes = {"learning_rate": 0.1, "epsilon": 0.2, "epsilon_schedule": "linear"}
     training = training_of("ppo, values clipped", tmp_path, **changes)
     slow, plain = SlowPPO(training), SlowPPO(training)
@@ -435,7 +439,9 @@ def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tm
 
 
 @pytest.mark.parametrize("name", ["poca, continuous", "poca, discrete", "poca, hybrid"])
-def test_poca_losses_equal_losses_composed_row_by_row(name, tmp_path):
+def test_poca_losses_gradients_and_weights_equal_the_results_of_a_slow_implementation(
+    name, tmp_path
+):
     training = training_of(name, tmp_path)
     assert_updates_agree(training, SlowPOCA(training), ["Policy", "Value", "Baseline"])
 
@@ -451,7 +457,9 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory", "poca, hybrid"])
-def test_losses_with_optional_settings_equal_losses_composed_row_by_row(name, option, tmp_path):
+def test_losses_and_weights_with_optional_settings_equal_the_results_of_a_slow_implementation(
+    name, option, tmp_path
+):
     changes = OPTIONS[option]
     if "desired_kl" in changes:
         linear = {"beta_schedule": "linear", "epsilon_schedule": "linear"}

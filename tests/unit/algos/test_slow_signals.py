@@ -129,7 +129,7 @@ def test_rnd_loss_is_the_mean_over_steps_of_summed_squared_errors():
 
 @pytest.mark.parametrize("sees_actions", [False, True])
 @pytest.mark.parametrize("bottleneck", [False, True])
-def test_gail_loss_is_cross_entropy_plus_gradient_penalty_plus_bottleneck(
+def test_gail_loss_is_cross_entropy_plus_gradient_penalty_plus_bottleneck_loss(
     sees_actions, bottleneck, tmp_path
 ):
     n = 12

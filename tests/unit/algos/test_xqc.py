@@ -234,7 +234,9 @@ def slow_actor_loss(algorithm, batch, noise):
 
 @modes
 @kinds
-def test_losses_and_gradients_of_xqc_and_crossq_equal_a_slow_implementation(kind, mode):
+def test_losses_and_gradients_of_xqc_and_crossq_equal_the_results_of_a_slow_implementation(
+    kind, mode
+):
     algorithm = trained(kind, mode)
     (batch,) = algorithm.sampler.minibatches(1)
     inputs = algorithm._with_noise(batch)
@@ -375,7 +377,7 @@ def test_the_acting_policy_equals_the_trained_policy_with_running_statistics(kin
 
 @modes
 @pytest.mark.parametrize("kind", ["continuous", "hybrid", "visual", "entities"])
-def test_the_exported_model_has_the_graph_of_sac_and_the_actions_of_the_trained_policy(kind, mode):
+def test_exported_model_has_the_operators_of_a_sac_model_and_acts_as_the_trained_policy(kind, mode):
     algorithm = trained(kind, mode)
     settings = settings_of().network_settings
     model = build_model(algorithm.policy)
@@ -498,7 +500,7 @@ def test_compiled_updates_equal_uncompiled_updates(mode):
 
 
 @modes
-def test_cloning_trains_the_normalised_policy_and_the_acting_policy_follows(mode):
+def test_after_cloning_the_acting_policy_has_the_same_lower_loss_as_the_trained_policy(mode):
     algorithm = made("hybrid", mode)
     policy, rows = algorithm.trained_policy, rows_of("hybrid")
     expert = ExpertRows(

@@ -178,7 +178,9 @@ def test_checklist_counts_claims_and_leaves_failed_claims_to_the_authors(root, c
     assert answer.startswith("known in part")
 
 
-def test_checklist_refuses_a_folder_without_params_yaml_and_an_unknown_form(root, refused, capsys):
+def test_checklist_refuses_a_folder_without_params_yaml_and_an_unknown_output_format(
+    root, refused, capsys
+):
     (root / "params.yaml").unlink()
     assert "Parameter file could not be found" in refused("checklist")
     with pytest.raises(SystemExit, match="2"):

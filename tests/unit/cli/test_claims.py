@@ -233,7 +233,9 @@ def claim(small: Path) -> Callable[..., Path]:
     return write
 
 
-def test_claims_write_records_the_iqm_of_each_experiment_and_each_clear_difference(small, capsys):
+def test_claims_write_makes_a_claim_for_each_experiments_iqm_and_for_each_clear_difference(
+    small, capsys
+):
     assert main(["claims", "write"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("Wrote a_iqm, b_iqm, a_better_than_b to claims.yaml, and digests")
@@ -406,7 +408,9 @@ VALUE = {"metric": "iqm", "value": 12}
         ({"better": "b"}, "unknown key 'better'"),
     ],
 )
-def test_mistake_in_claims_yaml_is_refused_with_file_and_key(keys, message, claim, refused):
+def test_error_for_a_mistake_in_claims_yaml_names_the_file_the_line_and_the_key(
+    keys, message, claim, refused
+):
     claim(**keys)
     line = refused("claims", "check")
     assert re.search(message, line), line

@@ -68,7 +68,7 @@ def test_experiments_of_the_dag_are_compared_by_the_returns_of_their_evaluations
     assert (table["a"]["steps_to_target"], table["b"]["steps_to_target"]) == ("", "2000")
 
 
-def test_compare_accepts_the_folder_of_any_stage_and_counts_the_seed_once(tmp_path, capsys):
+def test_compare_accepts_the_folder_of_any_stage_and_counts_each_seed_once(tmp_path, capsys):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     evaluated = tmp_path / "results/evaluate/a/seed1"
@@ -314,7 +314,7 @@ def test_compare_as_text_csv_and_json_has_rows_for_every_behavior(tmp_path: Path
     assert len(value["improvements"]) == 2
 
 
-def test_experiment_with_the_name_of_an_earlier_projects_experiment_is_shown_with_its_path(
+def test_experiment_of_a_second_project_is_shown_with_its_path_if_its_name_is_used_already(
     tmp_path: Path,
 ):
     runs = [

@@ -85,7 +85,7 @@ def test_evaluate_prints_a_line_for_each_seed_of_an_experiment_and_the_mean_over
 
 
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
-def test_evaluate_passes_its_options_on_and_prints_the_returns_of_every_behavior(
+def test_evaluate_uses_all_its_options_and_prints_the_returns_of_every_behavior(
     kind, told, monkeypatch, capsys
 ):
     seen = {}

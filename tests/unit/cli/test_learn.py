@@ -122,7 +122,7 @@ def test_option_force_removes_the_temporary_files_of_the_killed_run_that_it_repl
 
 
 @pytest.mark.parametrize("left", [[], [".configuration.yaml.abcd1234.tmp"]])
-def test_run_killed_before_its_first_file_is_resumed_at_step_0(
+def test_resume_starts_a_run_at_step_0_if_the_run_was_killed_before_it_completed_a_file(
     left: list[str], learn, fake, tmp_path
 ):
     folder = tmp_path / "results/ppo"
@@ -279,7 +279,7 @@ def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
-def test_file_that_is_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_path, name):
+def test_error_for_a_file_in_place_of_a_folder_names_the_option_results_dir(tmp_path, name):
     from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 

@@ -110,7 +110,7 @@ def test_learn_has_exactly_the_options_of_all_mlagents_releases_and_our_own():
 
 
 @pytest.mark.parametrize("flag", PRESENT)
-def test_present_option_overrides_the_file_without_a_warning(flag, config, caplog):
+def test_current_option_overrides_the_configuration_file_without_a_warning(flag, config, caplog):
     values, key, expected = PRESENT[flag]
     before = at(plan(config).settings, key)
     caplog.clear()
@@ -172,7 +172,7 @@ def test_option_track_accepts_names_separated_by_commas_and_may_be_repeated(conf
         (["--deterministic"], "network_settings.deterministic", True),
     ],
 )
-def test_options_for_all_behaviors_apply_also_to_behaviors_that_the_file_does_not_list(
+def test_options_for_all_behaviors_also_apply_to_behaviors_missing_in_the_configuration_file(
     option, key, expected, config
 ):
     settings = plan(config, *option).settings
@@ -227,7 +227,7 @@ def test_system_chooses_free_ports_unless_a_port_is_given(words, port, config, c
     assert ("--base-port is ignored" in caplog.text) == (words == "--base-port 7000")
 
 
-def test_option_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_file(config):
+def test_option_attach_sets_the_number_of_players_and_ignores_a_configured_executable(config):
     env = plan(config, "--attach", "3", "--base-port", "7000").settings.env_settings
     assert (env.num_envs, env.env_path) == (3, None)
 
@@ -265,7 +265,7 @@ def test_options_num_runs_and_resume_together_resume_only_existing_runs(config, 
         ("force: true", ["--resume"], (True, False, None)),
     ],
 )
-def test_command_line_overrides_the_file_and_resume_overrides_initialize_from(
+def test_command_line_overrides_the_configuration_file_and_resume_overrides_initialize_from(
     tmp_path, caplog, file, options, decided
 ):
     path = tmp_path / "config.yaml"
@@ -337,7 +337,7 @@ def test_mistake_is_reported_at_the_file_and_line_or_at_the_option_that_contains
     ("short", "dest"),
     [("--w", "width"), ("--c", "capture_frame_rate"), ("--torch-d", "torch_device")],
 )
-def test_abbreviated_option_means_a_present_option_rather_than_a_retired_option(short, dest):
+def test_abbreviated_option_means_a_current_option_rather_than_a_retired_option(short, dest):
     assert vars(parsed(short, "5"))[dest] in (5, "5")
     assert vars(parsed("--sl"))["slow"] is True
 

@@ -54,7 +54,7 @@ def asked(monkeypatch):
     return seen
 
 
-def test_learn_passes_all_settings_and_the_renamed_paths_of_initial_weights_to_the_trainer(
+def test_learn_passes_all_settings_to_the_trainer_and_the_new_paths_of_moved_initial_weights(
     asked, tmp_path
 ):
     run = settings(force=True)

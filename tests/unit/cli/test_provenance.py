@@ -394,7 +394,7 @@ def project(folder: Path) -> Path:
         ),
     ],
 )
-def test_provenance_compares_a_policy_with_the_project_that_contains_the_file(
+def test_provenance_compares_a_policy_with_the_project_that_contains_the_policy_file(
     make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
 ):
     """Regression: for a file of another project, the present tree was said to differ."""

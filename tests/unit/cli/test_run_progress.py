@@ -261,7 +261,9 @@ except Interrupted as error:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_for_its_end(tmp_path, name):
+def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_until_the_engine_has_ended(
+    tmp_path, name
+):
     (tmp_path / "engine.py").write_text(ENGINE)
     completed = subprocess.run(  # noqa: S603  # this interpreter
         [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],

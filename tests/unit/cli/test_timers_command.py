@@ -39,7 +39,7 @@ def file(tmp_path):
     return path
 
 
-def test_timers_print_share_of_each_part_and_the_unmeasured_rest(file, capsys):
+def test_timers_print_the_share_of_each_part_of_a_run_and_the_unmeasured_rest(file, capsys):
     assert main(["timers", str(file.parents[1])]) == 0, "a run's folder stands for its file"
     lines = capsys.readouterr().out.splitlines()
     shares = {words[0]: words[1:4] for words in map(str.split, lines) if len(words) > 3}
@@ -49,7 +49,7 @@ def test_timers_print_share_of_each_part_and_the_unmeasured_rest(file, capsys):
     assert "1.7 times as fast" in "\n".join(lines), "100 s of which 60 are the environment's"
 
 
-def test_speed_up_predicted_by_timers_follows_from_the_measured_parts(file):
+def test_timers_predict_the_speed_up_from_the_measured_times_of_the_parts_of_a_run(file):
     times = read(file)
     assert times.after() == 1.0
     assert times.after(threaded=True) == pytest.approx(100 / 80)
@@ -170,7 +170,7 @@ def test_timers_give_advice_for_the_slowest_part_of_the_run(file, capsys, change
 
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
-def test_times_from_mlagents_are_for_one_environment_and_other_threads_count_as_parallel(
+def test_timers_of_mlagents_give_the_time_per_environment_and_threaded_updates_as_parallel(
     tmp_path, option
 ):
     """The number of environments is in the command line or in the run's configuration."""

@@ -303,7 +303,7 @@ def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_second_attempt_at_a_running_stage_is_refused_with_the_id_of_the_running_process(
+def test_error_for_a_second_attempt_at_a_running_stage_names_the_id_of_the_running_process(
     root: Path,
 ):
     def second() -> None:

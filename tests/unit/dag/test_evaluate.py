@@ -84,7 +84,7 @@ def test_evaluation_uses_the_given_settings_and_makes_videos_after_all_episodes(
     assert calls == expected
 
 
-def test_metrics_have_the_digest_of_the_policy_and_behaviors_with_self_play_get_no_score(
+def test_metrics_have_each_policys_digest_and_no_score_is_recorded_for_self_play(
     tmp_path, monkeypatch
 ):
     exported = tmp_path / "results/export/e/seed7"

@@ -88,7 +88,7 @@ def test_signal_ends_the_stage_although_other_code_catches_the_keyboard_interrup
     assert errors == "interrupted: stopped by SIGTERM\n"
 
 
-def test_handler_does_not_raise_a_signal_again_while_the_stage_saves_its_state():
+def test_interrupt_is_not_raised_a_second_time_while_the_stage_saves_its_state():
     body = [
         "import time",
         "try:",
@@ -279,7 +279,7 @@ def test_successful_stage_returns_0_and_restores_the_signal_handlers():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_garbage_collector_runs_rarely_only_in_a_short_stage():
+def test_garbage_collection_is_rare_in_a_short_stage_and_unchanged_in_other_stages():
     before = gc.get_threshold()
     seen = []
     assert process.run(lambda: seen.append(gc.get_threshold()), short=True) == 0

@@ -116,7 +116,7 @@ def test_proposal_file_with_invalid_content_is_refused(root: Path):
         ("Other", 100, 0.0, False),
     ],
 )
-def test_trial_is_stopped_if_the_mean_reward_of_a_summary_is_below_the_median(
+def test_trial_is_stopped_if_its_mean_reward_at_a_step_is_below_the_median_of_earlier_trials(
     behavior, step, reward, ends
 ):
     pruner = Pruner({100: 5.0, 200: math.inf}, "Ball")

@@ -217,7 +217,7 @@ def test_members_rewards_and_returns_of_groups_equal_a_slow_computation(seed):
             account.groups.load_state_dict(state, with_open=True)
 
 
-def test_group_keys_differ_between_sources_groups_and_agents_without_a_group():
+def test_each_group_of_each_worker_and_each_agent_without_a_group_has_its_own_key():
     groups = Groups(MEMBER)
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])

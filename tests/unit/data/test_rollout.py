@@ -181,7 +181,7 @@ fields = pytest.mark.parametrize("fields", [PLAIN, RECURRENT], ids=["plain", "re
 @fields
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
-def test_trajectories_equal_a_slow_storage_with_lists(fields, seed):
+def test_trajectories_equal_the_trajectories_of_a_slow_storage_with_lists(fields, seed):
     lists = Lists(seed, fields)
     for n_slots in (1, 2, 3, 3, *[N] * 40):  # slots are added while trajectories are open
         lists.message(n_slots)

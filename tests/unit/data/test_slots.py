@@ -42,7 +42,7 @@ MOVES = st.lists(st.tuples(st.sampled_from("deg"), st.sampled_from("ab"), AGENTS
 
 @given(moves=MOVES)
 @example(moves=[("d", "a", [0, 1]), ("g", "a", [0, 1]), ("d", "a", [2, 3])])
-def test_slots_equal_a_slow_look_up_in_a_dictionary(moves):
+def test_slots_equal_the_slots_of_a_slow_look_up_in_a_dictionary(moves):
     fast, slow = Slots(), ByDictionary()
     for move, source, agents in moves:
         if move == "g":
@@ -164,7 +164,7 @@ def test_agent_is_stale_after_1000_messages_of_its_worker_and_team(silent, n_gon
     assert len(slots.sweep()) == n_gone
 
 
-def test_agent_with_a_just_ended_episode_is_not_swept_as_silent():
+def test_agent_with_a_just_ended_episode_does_not_count_as_silent_and_keeps_its_slot():
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     quiet = slots.deciding("quiet", agents)
     for _ in range(STALE_AFTER_MESSAGES):
@@ -175,7 +175,7 @@ def test_agent_with_a_just_ended_episode_is_not_swept_as_silent():
 
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
-def test_message_count_of_a_new_or_returning_worker_begins_at_the_present_clock(joining):
+def test_message_count_of_a_new_or_returning_worker_begins_at_the_current_clock_value(joining):
     """If the count began at 0, the worker's messages would not advance the clock for a while."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)
@@ -200,7 +200,7 @@ def test_silent_agents_keep_their_slots_until_the_number_of_agents_doubles():
     assert sorted(slots.sweep()) == sorted(quiet)
 
 
-def test_state_of_slots_has_counts_and_free_slots_and_does_not_change_later():
+def test_state_of_slots_restores_message_counts_and_free_slots_and_does_not_change_later():
     slots, resumed = Slots(), Slots()
     slots.deciding("a", ids(0, 1, 2, 3))
     for _ in range(4):

@@ -147,7 +147,7 @@ def test_file_without_a_positive_number_of_steps_in_its_header_is_read_to_its_en
     assert not caplog.records
 
 
-def test_unfinished_demonstration_is_read_and_a_damaged_file_is_refused_with_the_damaged_place(
+def test_unfinished_demonstration_is_read_and_an_error_names_the_first_damaged_pair_of_a_file(
     tmp_path, caplog
 ):
     path = tmp_path / "a.demo"

@@ -100,14 +100,12 @@ def test_path_may_be_a_demonstration_or_a_folder_of_demonstrations(tmp_path):
          r"a\.demo: observation 1 has shape \(1,\), the behavior's has \(2,\)"),
     ],
 )  # fmt: skip
-def test_demonstrations_of_another_behavior_are_refused_with_the_difference(
-    spec, message, tmp_path
-):
+def test_error_for_demonstrations_of_another_behavior_names_the_difference(spec, message, tmp_path):
     with pytest.raises(DemonstrationError, match=message):
         load_expert_rows([write(tmp_path / "a.demo", [False])], spec)
 
 
-def test_demonstrations_without_a_step_are_refused_with_their_paths(tmp_path):
+def test_error_for_demonstrations_without_an_action_names_the_demonstration_files(tmp_path):
     sources = [
         write(tmp_path / "a.demo", [True]),
         DemoSource(path=str(write(tmp_path / "b.demo", [True, True])), weight=1.0),

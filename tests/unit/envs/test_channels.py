@@ -33,7 +33,9 @@ def statistic(name, value, method) -> bytes:
 
 
 @pytest.mark.parametrize("method", [-1, 4, 2**31 - 1])
-def test_statistics_are_stored_until_taken_and_refused_if_the_aggregation_method_is_unknown(method):
+def test_statistics_are_stored_until_they_are_read_and_unknown_aggregation_methods_are_refused(
+    method,
+):
     channel = StatsSideChannel()
     text = rf"statistic (Score){{40}}\.\.\. has the aggregation method {method}; .* 0 AVERAGE, 1 "
     with pytest.raises(UnitySideChannelException, match=text):
@@ -44,7 +46,7 @@ def test_statistics_are_stored_until_taken_and_refused_if_the_aggregation_method
     assert channel.get_and_reset_stats() == {}
 
 
-def test_engine_configuration_channel_sends_one_message_for_the_size_and_each_other_setting():
+def test_engine_configuration_channel_sends_one_message_for_the_size_and_one_per_other_setting():
     channel = EngineConfigurationChannel()
     channel.set_configuration(EngineConfig.default_config())
     assert sent(channel) == [

@@ -53,7 +53,7 @@ def test_missing_executable_raises_an_error_with_the_searched_folder(tmp_path, m
         launch.find_executable("Game")
 
 
-def test_environment_gets_its_arguments_in_mlagents_order_and_keeps_a_log_file_of_the_user():
+def test_environment_gets_arguments_in_mlagents_order_and_the_log_file_that_the_user_chose():
     log = Path("/logs/Player-0.log")
     line = launch.command_line(
         Path("env"), port=7105, no_graphics=True, log=log, additional_args=["--foo", "7"]
@@ -104,7 +104,7 @@ def test_error_quotes_the_last_lines_of_an_existing_log_of_the_player(tmp_path):
     assert process.tail().endswith(f"of its {log}:\nERROR mine: KeyError: 3 (my_env.py:9)")
 
 
-def test_environment_gets_the_path_of_this_python_and_is_killed_if_still_running(tmp_path):
+def test_environment_gets_the_path_of_the_running_python_and_is_killed_at_close(tmp_path):
     path = build(tmp_path / "sim", '#!/bin/sh\necho "$PIPELINE_PYTHON"\nexec sleep 100\n')
     process = launch.EnvironmentProcess([str(path)])
     while sys.executable not in process.tail():

@@ -156,7 +156,7 @@ def test_a_missing_executable_is_reported_with_its_build_command(name, said):
     assert "\n" not in str(refused.value)
 
 
-def test_module_file_is_refused_with_the_form_in_which_environments_are_named(folder):
+def test_error_for_a_module_file_as_environment_shows_the_form_module_colon_function(folder):
     (folder / "line.py").write_text("def make(): ...")
     with pytest.raises(UnityEnvironmentException, match=r"^line\.py: is a module.* line:make\.$"):
         environment_of("line.py")

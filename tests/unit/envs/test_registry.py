@@ -93,7 +93,9 @@ def test_registry_entries_without_an_executable_raise_the_errors_of_ml_agents(re
         registry["Game"].executable()
 
 
-def test_make_launches_the_fetched_executable_with_arguments_of_the_user_first(registry, web):
+def test_make_launches_the_fetched_executable_with_user_arguments_before_manifest_arguments(
+    registry, web
+):
     with registry["Game"].make(additional_args=["--nan-at", "7"], timeout_wait=30) as env:
         env.reset()
         (spec,) = env.behavior_specs.values()
@@ -153,7 +155,7 @@ def test_damaged_file_of_trusted_digests_is_not_overwritten(registry, tmp_path):
         ("environments:\n  - A:\n      expected_reward: high\n", "A.expected_reward: needs a numb"),
     ],
 )
-def test_invalid_manifest_is_refused_with_its_line(tmp_path, text, message):
+def test_error_for_an_invalid_manifest_names_the_file_and_the_mistake(tmp_path, text, message):
     path = tmp_path / "envs.yaml"
     path.write_text(text)
     registry = UnityEnvRegistry()

@@ -324,7 +324,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_closing_workers_raises_the_original_error_and_waits_for_processes_only_if_none_failed(
+def test_closing_workers_raises_the_original_error_and_does_not_wait_after_an_error(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():

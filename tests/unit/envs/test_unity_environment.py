@@ -87,7 +87,7 @@ def test_fake_environment_returns_sent_actions_as_observations_and_ends_episodes
         assert env.codec_seconds > 0
 
 
-def test_action_set_for_one_agent_leaves_zero_actions_for_others_and_the_first_step_resets(
+def test_action_for_one_agent_leaves_zero_actions_for_others_and_the_first_step_is_a_reset(
     fake: Path,
 ):
     with UnityEnvironment(fake, timeout_wait=20) as env:
@@ -197,7 +197,7 @@ def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning
 
 
 @pytest.mark.parametrize("when", ["announced-first", "announced-second", "observed-first"])
-def test_behavior_is_known_whenever_the_environment_announces_it_before_its_first_agents(
+def test_behavior_may_be_announced_in_the_greeting_or_in_a_later_message_without_agents(
     fake: Path, when, caplog
 ):
     with UnityEnvironment(fake, **mode(when)) as env:

@@ -86,7 +86,7 @@ def test_gym_wrapper_returns_images_as_bytes_and_renders_them():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_wrapper_for_the_old_gym_has_the_old_interface_and_wrappers_can_be_vectorized():
+def test_old_gym_wrapper_has_the_interface_of_the_old_gym_and_gym_wrappers_can_be_vectorized():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))
@@ -116,7 +116,7 @@ def test_gym_wrapper_passes_the_error_of_a_with_block_to_the_environment_that_it
 
 
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
-def test_pettingzoo_possible_agents_are_all_agents_seen_since_the_last_reset(wrapper):
+def test_pettingzoo_possible_agents_are_all_agents_that_appeared_since_the_last_reset(wrapper):
     env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has another id
     seen = set()
     for _ in range(900):

@@ -162,7 +162,7 @@ def test_interval_contains_the_probability_of_improvement_in_each_order_of_exper
         ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
     ],
 )
-def test_with_few_seeds_tables_show_a_number_of_won_pairs_and_records_the_share_of_won_pairs(
+def test_number_of_won_pairs_is_shown_in_tables_and_their_share_in_records_if_seeds_are_few(
     low, high, text
 ):
     task = compared({"low": low, "high": high})

@@ -74,7 +74,7 @@ def test_curves_are_interpolated_only_within_the_steps_that_all_seeds_share():
     np.testing.assert_allclose(values, [[0.5, 1.0, 1.5], [5.0, 6.0, 7.0]])
 
 
-def test_curves_without_common_steps_are_empty():
+def test_aligned_curves_without_common_steps_are_empty():
     assert align_curves([([0, 1], [0.0, 1.0]), ([5, 6], [0.0, 1.0])])[1].shape == (2, 0)
 
 

@@ -166,7 +166,7 @@ def test_a_detectable_difference_uses_the_smallest_group_and_the_pooled_spread()
     )
 
 
-def test_a_band_has_the_interval_of_the_interquartile_mean_at_each_point():
+def test_band_of_a_learning_curve_has_the_interval_of_the_interquartile_mean_at_each_point():
     curves = np.random.default_rng(0).normal(0.0, 1.0, (6, 3)) + np.array([0.0, 10.0, 20.0])
     low, high = statistics.iqm_band(curves, np.random.default_rng(3))
     for point in range(3):

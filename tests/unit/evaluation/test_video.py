@@ -173,7 +173,9 @@ def test_function_choose_takes_the_median_and_the_best_episode_of_the_first_beha
     assert (chosen["median"].index, chosen["best"].index) == (2, 1)
 
 
-def test_no_video_is_written_if_the_replayed_episode_has_another_return(tmp_path):
+def test_no_video_is_written_if_the_replayed_episode_has_another_return_than_in_the_evaluation(
+    tmp_path,
+):
     policies, episodes = played("grid_world")
     other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
     films = {tmp_path / "x.gif": other[0]}
@@ -184,7 +186,7 @@ def test_no_video_is_written_if_the_replayed_episode_has_another_return(tmp_path
     assert not (tmp_path / "x.gif").exists()
 
 
-def test_a_video_of_a_unity_player_is_refused_with_a_remedy(tmp_path):
+def test_error_for_a_video_of_a_unity_player_proposes_unity_recorder(tmp_path):
     (tmp_path / "player").write_text("#!/bin/sh\n")
     with pytest.raises(StageError, match=r"player: cannot be filmed: .*Unity Recorder"):
         video.check(tmp_path / "player", [tmp_path / "x.gif"])

@@ -204,7 +204,7 @@ def take_the_actions(graph):
         (take_the_actions, "the behavior has no actions"),
     ],
 )
-def test_a_policy_that_cannot_be_exported_is_refused_with_the_reason(damage, said):
+def test_error_for_a_policy_that_cannot_be_exported_gives_the_reason(damage, said):
     graph = reference.policy(continuous=1, branches=(3,))
     damage(graph)
     with pytest.raises(ExportError, match=said):

@@ -231,7 +231,7 @@ def test_model_in_the_deprecated_layout_is_compared_by_the_constants_of_this_lay
 
 
 @pytest.mark.parametrize("told", [{"is_continuous_control": [0.0]}, {}])
-def test_branches_are_described_by_their_sum_in_the_deprecated_layout_with_discrete_actions(told):
+def test_discrete_branches_of_a_model_in_the_deprecated_layout_are_described_by_their_sum(told):
     constants = {"version_number": [2.0], "memory_size": [0.0], "action_output_shape": [5.0]}
     inputs = {"vector_observation": ("batch", 4), "action_masks": ("batch", 5)}
     described = describe(model(inputs, {"action": ("batch", 5)}, constants | told))

@@ -318,7 +318,7 @@ def test_policy_file_without_spaces_accepts_network_inputs_and_names_their_shape
             network_steps(wrong, None, both, "mine")
 
 
-def test_policy_file_of_package_1_expects_a_list_of_arrays_in_the_order_of_the_environment():
+def test_policy_of_unity_package_1_expects_a_list_of_arrays_in_the_order_of_the_environment():
     old = layout_of((3, 24, 20), version=2)
     for value in ({"camera": BLACK}, BLACK[None], np.zeros(4)):
         with pytest.raises(ExportError, match="arrays in the environment's order"):

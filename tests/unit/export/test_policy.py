@@ -196,7 +196,7 @@ def test_choices_outside_their_branch_are_refused(hybrid, shift):
     assert policy.act(steps(hybrid, 3), deterministic=False).discrete.max() < 4
 
 
-def test_inputs_of_a_package_1_model_are_joined_vectors_numbered_images_and_entity_lists():
+def test_inputs_of_a_unity_package_1_model_are_joined_vectors_numbered_images_and_entity_lists():
     rng = np.random.default_rng(0)
     shapes = [(3,), (1, 4, 4), (2,), (5, 2), (3, 6, 6)]
     obs = [rng.random((2, *shape)).astype(np.float32) for shape in shapes]
@@ -217,7 +217,7 @@ def test_file_that_is_not_onnx_is_refused(tmp_path):
         OnnxPolicy(tmp_path / "absent.onnx")
 
 
-def test_discrete_actions_of_a_package_1_model_are_drawn_from_the_random_stream_of_the_seed(hybrid):
+def test_discrete_actions_of_a_unity_package_1_model_are_drawn_from_the_stream_of_the_seed(hybrid):
     model, mask = build_model(hybrid), [np.zeros((40, 3), np.bool_)]
     first, same, other = (OnnxPolicy(model, seed=seed) for seed in (3, 3, 4))
     even = np.zeros((40, 3), np.float32)

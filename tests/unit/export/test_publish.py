@@ -300,7 +300,7 @@ def test_the_step_by_step_check_uses_the_memory_that_the_model_returned(tmp_path
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_a_report_has_the_ties_and_errors_of_all_parts_of_a_long_recording(tmp_path):
+def test_report_has_the_ties_and_errors_of_all_batches_of_a_long_recording(tmp_path):
     """Rows are compared 125 at a time; the last rows are in no small batch."""
     ties = with_equal_logits(2, bias=[1.0, 1.0])
     recording = choosing(ties, [[int(row in (3, 60, 128))] for row in range(130)])

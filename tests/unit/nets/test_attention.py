@@ -164,7 +164,7 @@ def test_encoder_reads_entities_vectors_images_and_goals_and_returns_hidden_unit
         assert (body(other) - before).abs().max() > 1e-6, index
 
 
-def test_encoder_joins_fixed_observations_and_then_the_attention_vector():
+def test_encoder_output_has_vector_observations_first_and_then_the_attention_vector():
     body = ObservationEncoder([ENTITIES(6, 5), VECTOR(3)], NetworkSettings(num_layers=0))
     self_obs, values = torch.randn(2, 3), crowd([2, 6], 6, 5)
     features = body([values, self_obs])
@@ -189,9 +189,7 @@ def test_goals_of_entities_are_ordinary_inputs_and_other_goals_generate_weights(
 @pytest.mark.parametrize(
     ("shape", "flags"), [((4, 5), (0, 0)), ((4, 5), (1, 4)), ((4, 5, 6, 7), (1, 2, 2, 2)), ((), ())]
 )
-def test_observations_with_unsupported_ranks_or_dimension_properties_are_refused_by_name(
-    shape, flags
-):
+def test_error_for_an_unsupported_rank_or_dimension_property_names_the_observation(shape, flags):
     spec = ObservationSpec(shape, tuple(map(DimensionProperty, flags)), name="grid")
     with pytest.raises(SettingsError, match=r"observation 1 \(grid\): Unsupported Sensor with"):
         ObservationEncoder([VECTOR(3), spec], SMALL)

@@ -134,7 +134,7 @@ def test_gradients_of_estimates_in_a_batch_equal_gradients_of_estimates_computed
 
 
 @pytest.mark.parametrize("present", [FULL, PARTLY])
-def test_values_without_baselines_equal_values_with_baselines(present):
+def test_values_computed_without_baselines_equal_values_computed_with_baselines(present):
     critic, obs, actions = critic_and_members("vector")
     n_looks = 1 + len(present[0])
     values = [n_looks * m for m in range(len(present))]

@@ -22,7 +22,7 @@ def made(n_in=5, size=8, seed=0):
     return Memory(n_in, size)
 
 
-def test_each_gate_is_xavier_uniform_and_both_biases_are_1_only_for_forget_gates():
+def test_weights_of_each_gate_are_xavier_uniform_and_only_biases_of_forget_gates_are_1():
     H, n_in = 100, 60
     lstm = made(n_in, 2 * H).lstm
     for weight, fan_in in ((lstm.weight_ih_l0, n_in), (lstm.weight_hh_l0, H)):
@@ -83,7 +83,7 @@ def test_padding_changes_neither_outputs_nor_gradients(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_recurrent_networks_refuse_rows_without_sequences():
+def test_recurrent_networks_refuse_observations_that_are_not_divided_into_sequences():
     settings = NetworkSettings(hidden_units=4, memory=MemorySettings(memory_size=6))
     actor, critic = Actor(SPEC, settings), Critic(SPEC, settings, ["extrinsic"])
     obs = [torch.zeros(2, 3)]

@@ -33,7 +33,7 @@ def test_dense_weights_have_kaiming_deviation_times_gain_and_zero_bias():
 
 
 @pytest.mark.parametrize("sizes", [(1, 7, 30), (30, 7, 1)])
-def test_normaliser_equals_the_mean_and_deviation_of_all_rows_and_one_additional_initial_row(sizes):
+def test_normalizer_uses_mean_and_deviation_of_all_rows_and_one_additional_initial_row(sizes):
     rng = np.random.default_rng(1)
     normalizer = RunningNormalizer(4)
     batches = [
@@ -81,7 +81,7 @@ def test_gaussian_log_prob_and_entropy_equal_torch_distributions():
     torch.testing.assert_close(gaussian_entropy(log_sigma), normal.entropy().mean(-1)[:1])
 
 
-def test_categorical_entropy_of_a_uniform_branch_is_its_log_size():
+def test_categorical_entropy_of_a_uniform_branch_is_the_logarithm_of_its_size():
     log_probs = masked_log_softmax(torch.zeros(1, 4), None)
     assert float(categorical_entropy(log_probs)) == pytest.approx(math.log(4))
 

@@ -70,7 +70,7 @@ def test_fused_adam_loads_and_saves_the_state_of_adam_in_torch():
         torch.testing.assert_close(a, b)
 
 
-def test_adam_has_no_state_of_unmoved_parameters_and_refuses_the_state_of_another_network():
+def test_adam_has_no_state_for_parameters_without_gradients_and_refuses_another_networks_state():
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
     adam = FusedAdam(weights, learning_rate=0.1)
     assert adam.state_dict()["state"] == {}

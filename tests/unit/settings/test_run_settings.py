@@ -111,7 +111,7 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
-def test_setting_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
+def test_error_for_an_invalid_value_of_a_setting_names_the_setting(cls: type) -> None:
     for key, hint in setting_hints(cls).items():
         for value, said in mistakes(hint):
             message = refusal(SettingsError, read, hint, from_plain(value, "f"), key)
@@ -134,7 +134,7 @@ def test_mistakes_generated_by_this_test_cover_every_kind_of_limit_of_a_setting(
         ("sac", "steps_per_update", ("reward_signal_steps_per_update",)),
     ],
 )
-def test_hyperparameter_without_a_value_takes_the_value_of_its_related_hyperparameter(
+def test_hyperparameter_without_a_value_takes_the_value_of_the_hyperparameter_that_it_follows(
     trainer: str, given: str, follow: tuple[str, ...]
 ) -> None:
     value, other = ("constant", "linear") if trainer != "sac" else (10.0, 3.0)
@@ -297,7 +297,7 @@ behaviors:
     )
 
 
-def test_behavior_that_the_file_does_not_list_gets_the_default_settings() -> None:
+def test_behavior_missing_in_the_configuration_file_gets_the_default_settings() -> None:
     settings = load("default_settings: {max_steps: 5}\nbehaviors: {A: {max_steps: 6}}")
     assert settings.for_behavior("A?team=1").max_steps == 6
     assert settings.for_behavior("B?team=0").max_steps == 5
@@ -313,7 +313,7 @@ def test_behavior_that_the_file_does_not_list_gets_the_default_settings() -> Non
         ("Hopper", ". Add an entry for Hopper there, or set default_settings."),
     ],
 )
-def test_behavior_that_the_file_does_not_list_is_an_error_without_default_settings(
+def test_behavior_missing_in_the_configuration_file_is_an_error_without_default_settings(
     name, remedy, tmp_path
 ):
     file = tmp_path / "c.yaml"
@@ -404,7 +404,7 @@ MULTIRANGE = (
     ],
     ids=["the documented spelling", "criteria of the last lesson", "an unknown behavior"],
 )
-def test_environment_parameters_that_are_probably_mistakes_log_a_warning(text, told, caplog):
+def test_probable_mistakes_in_environment_parameters_cause_a_warning(text, told, caplog):
     parameters = load(text).environment_parameters
     assert told in caplog.text
     if "g" in parameters and "multirange" in text:

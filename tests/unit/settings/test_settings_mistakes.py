@@ -531,7 +531,7 @@ def test_valid_configuration_files_are_read(text, signals, tmp_path):
         ("ppo", "{}", "desired_kl: 0.01", "desired_kl: adapts the learning rate to the KL; set"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_with_the_line_of_one_of_the_settings(
+def test_error_for_settings_that_contradict_each_other_names_the_line_of_one_of_the_settings(
     trainer: str, network: str, option: str, message: str, tmp_path: Path
 ) -> None:
     text = (

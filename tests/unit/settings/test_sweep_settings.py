@@ -178,7 +178,7 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_sweep_with_parallel_2_proposes_a_trial_after_the_result_of_the_trial_two_before(
+def test_sweep_with_parallel_2_proposes_trial_n_after_the_result_of_trial_n_minus_2(
     folder: Path,
 ):
     sweep = adaptive(folder)

@@ -137,7 +137,7 @@ def test_yaml_keys_are_read_as_text_in_their_original_spelling() -> None:
         (f"a: [1, 0o{'7' * 5000}]\n", "x.yaml:1:", "too many digits"),
     ],
 )
-def test_yaml_text_that_is_invalid_or_not_plain_data_is_refused_with_the_line(
+def test_error_for_yaml_text_that_is_invalid_or_not_plain_data_names_the_line(
     text: str, where: str, words: str
 ) -> None:
     message = refusal(SettingsError, parse_yaml, text, source="x.yaml")

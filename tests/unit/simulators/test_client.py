@@ -67,7 +67,7 @@ class Recorder(grid_world.GridWorld):
         return [("Grid/Told", float(len(self.told)), 1)]
 
 
-def test_statistics_have_their_own_channel_and_unknown_channels_are_ignored():
+def test_statistics_have_their_own_side_channel_and_unused_side_channels_are_ignored():
     simulator = Recorder(n_agents=1)
     data = side_channels.pack(
         [(side_channels.ENGINE_CONFIGURATION, bytes(12)), (side_channels.FLOAT_PROPERTIES, b"x")]
@@ -177,7 +177,7 @@ def converse(trainer):
         trainer.end()
 
 
-def test_handshake_sends_version_3_and_all_capabilities_and_receives_seed_and_areas(
+def test_handshake_sends_version_3_and_all_capabilities_and_receives_seed_and_number_of_areas(
     trainer, converse
 ):
     calls = []

@@ -130,7 +130,7 @@ def test_number_of_agents_chosen_while_packing_is_the_default_of_the_executable(
     assert process.wait(timeout=WAIT_S) == 0
 
 
-def test_executable_finds_the_python_that_packed_it_although_path_lacks_that_python(
+def test_executable_finds_the_python_that_packed_it_although_the_search_path_lacks_that_python(
     tmp_path, environment, monkeypatch
 ):
     folder = tmp_path / "a 'kept' folder"  # the shell must not split the path
@@ -187,7 +187,9 @@ def test_an_environment_does_not_outlive_the_process_that_started_it(
             os.close(descriptor)
 
 
-def test_first_starts_of_an_executable_by_several_processes_at_once_all_succeed(launch, tmp_path):
+def test_several_processes_can_start_an_executable_for_the_first_time_at_the_same_moment(
+    launch, tmp_path
+):
     cache = tmp_path / "fresh"
     processes = [launch("--help", PIPELINE_CACHE=str(cache)) for _ in range(3)]
     for process in processes:

@@ -63,7 +63,7 @@ class Registry:
         self.aliases[alias] = number
 
 
-def test_a_score_tags_the_newest_model_version_of_the_run_and_moves_both_aliases():
+def test_score_is_tagged_on_the_newest_model_version_of_the_run_and_the_aliases_are_updated():
     scored = {SCORE: "9.0", BUILD: "now", EXPERIMENT: "other"}
     registry = Registry(
         version("2", SCORE="4.0"),

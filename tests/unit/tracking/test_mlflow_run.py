@@ -389,7 +389,7 @@ def test_an_unreachable_server_causes_one_warning_within_ten_seconds(tmp_path, m
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("off", False), ("0", False), ("on", True)])
-def test_the_variable_pipeline_mlflow_turns_mlflow_off(monkeypatch, text, wanted):
+def test_variable_pipeline_mlflow_turns_mlflow_on_or_off(monkeypatch, text, wanted):
     monkeypatch.setenv("PIPELINE_MLFLOW", text)
     assert enabled() is wanted
 

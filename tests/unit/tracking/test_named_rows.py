@@ -89,7 +89,7 @@ def play(sink, *steps: int, complete: bool = True) -> None:
     sink.close()
 
 
-def test_metadata_outside_the_dag_equals_metadata_of_the_stage_train(folder: Path):
+def test_metadata_of_a_run_outside_the_dag_equals_the_metadata_of_the_stage_train(folder: Path):
     ours = described(folder)
     run = stage_run(folder)
     stage = run_context.row_of(run)

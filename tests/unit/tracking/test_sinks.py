@@ -38,13 +38,13 @@ def test_console_csv_and_tensorboard_are_default_sinks_and_other_sinks_are_chose
     assert kinds(debugged) == {*always, "UpdatesCsvSink"}
 
 
-def test_an_unknown_sink_is_refused_with_the_nearest_name(tmp_path: Path):
+def test_error_for_an_unknown_sink_proposes_the_most_similar_name(tmp_path: Path):
     run = tracked(tmp_path)
     with pytest.raises(SettingsError, match=r"'jsonel' is not allowed; did you mean 'jsonl'\?"):
         named_sinks(run, ["jsonel"])
 
 
-def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it(
+def test_error_for_a_sink_without_its_package_names_the_command_that_installs_the_package(
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr("pipeline.settings.project.experiments.find_spec", lambda _: None)

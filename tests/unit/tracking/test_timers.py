@@ -46,7 +46,7 @@ def test_timers_count_learning_from_the_first_summary_if_start_was_not_called(si
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
 
 
-def test_timers_tree_has_the_exact_seconds_of_each_part_and_the_parts_add_up(sink, clock):
+def test_timers_tree_has_the_seconds_of_each_part_of_a_run_and_the_parts_add_up(sink, clock):
     for clock.now in (102.0, 104.0):  # only the first call of `start` counts
         sink.start()
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
@@ -87,7 +87,7 @@ def test_timers_tree_counts_compile_time_as_a_part_of_the_update_time(sink):
     assert parts["_update_policy"] == {"total": 3.5, "count": 4, "self": 1.5, "children": compiling}
 
 
-def test_timers_of_a_failed_run_have_the_seconds_of_the_summaries(sink, clock):
+def test_timers_of_a_failed_run_have_the_seconds_that_the_summaries_reported(sink, clock):
     sink.start()
     for step in (10, 20):
         for behavior in ("A", "B"):  # they step together, and learn apart

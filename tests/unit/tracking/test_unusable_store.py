@@ -83,7 +83,7 @@ def test_a_broken_store_causes_one_warning_without_delay(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["EXCLUSIVE", "IMMEDIATE"])
-def test_tracking_gives_up_a_store_locked_by_another_program_within_seconds(
+def test_tracking_is_given_up_within_seconds_if_another_program_has_locked_the_store(
     kind: str, root: Path, caplog: pytest.LogCaptureFixture
 ):
     with holding(root / "mlflow.db", kind):

@@ -123,7 +123,7 @@ def trained(env, folder, *names, **options):
 
 @pytest.mark.parametrize("as_lists", [True, False])
 @pytest.mark.parametrize("several", [False, True])
-def test_training_accepts_any_object_with_mlagents_members_and_closes_the_object(
+def test_training_accepts_and_closes_any_object_with_the_members_of_an_mlagents_environment(
     several, as_lists, tmp_path
 ):
     envs = [Theirs(as_lists=as_lists) for _ in range(1 + several)]
@@ -165,9 +165,7 @@ def test_foreign_specification_and_steps_are_converted_to_the_types_of_this_pack
         ),
     ],
 )
-def test_steps_with_a_field_of_wrong_shape_or_type_are_refused_with_the_name_of_the_field(
-    changes, words
-):
+def test_error_for_steps_with_a_field_of_wrong_shape_or_type_names_the_field(changes, words):
     workers = begun(Theirs(**changes))
     with pytest.raises(UnityObservationException, match=f"behavior {NAME[:6]}.*{words}"):
         workers.get_steps(NAME)
@@ -310,7 +308,9 @@ def test_policies_train_in_a_pettingzoo_environment_which_is_closed_afterwards(t
     assert env.agents is None
 
 
-def test_misspelled_behavior_name_in_a_mapping_of_settings_is_refused_with_a_suggestion(tmp_path):
+def test_error_for_a_misspelled_behavior_name_in_a_mapping_of_settings_proposes_the_right_name(
+    tmp_path,
+):
     message = r"name Walker has not been specified.*rename 'Wolker' there to 'Walker'"
     with pytest.raises(SettingsError, match=message):
         trained(Theirs(), tmp_path, "Wolker")

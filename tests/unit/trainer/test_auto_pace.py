@@ -123,7 +123,7 @@ def test_resumed_run_keeps_the_steps_per_update_of_its_checkpoint(
     assert changed["settings"]["hyperparameters"]["steps_per_update"] == 5.0
 
 
-def test_behaviors_without_an_entry_share_the_chosen_steps_per_update(
+def test_behaviors_without_their_own_settings_share_the_chosen_steps_per_update(
     in_process, quick, tmp_path, fixed
 ):
     settings = quick(trainer_type="sac", hyperparameters=REPLAY | {"steps_per_update": "auto"})
@@ -193,7 +193,7 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_environment_keeps_the_stated_share_of_its_rate_with_the_number_that_auto_chooses(
+def test_exchanges_keep_the_expected_share_of_their_rate_with_the_automatic_steps_per_update(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The rate of exchanges is compared with the rate without updates, by a simulated clock."""

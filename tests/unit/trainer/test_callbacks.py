@@ -162,7 +162,7 @@ def test_on_exchange_receives_the_steps_and_episodes_of_each_behavior(quick, tmp
     assert Noted.seen[-1] == (result.behaviors["Toy"].steps, result.behaviors["Toy"].n_episodes)
 
 
-def test_value_that_a_callback_sets_replaces_the_schedule_until_the_callback_sets_none(
+def test_value_that_a_callback_sets_replaces_the_schedule_until_the_callback_removes_the_value(
     quick, tmp_path
 ):
     rates = []
@@ -252,6 +252,6 @@ def test_callback_used_outside_a_run_or_given_as_a_class_is_refused(quick, tmp_p
         train(quick, tmp_path, callbacks=[Empty])
 
 
-def test_sink_with_the_old_name_of_a_method_is_refused_with_the_new_name():
+def test_error_for_a_sink_with_the_old_name_of_a_method_gives_the_new_name():
     with pytest.raises(TypeError, match=r"^Old\.metrics has a new name: on_summary$"):
         type("Old", (Sink,), {"metrics": lambda *_: None})

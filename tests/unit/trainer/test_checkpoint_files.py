@@ -301,7 +301,7 @@ def test_changed_checkpoint_is_refused_by_resume_init_from_and_export(state, pat
     assert not (tmp_path / "onnx").exists()
 
 
-def test_checkpoint_of_format_1_has_no_digest_and_can_be_resumed(state, path, tmp_path):
+def test_run_resumes_from_a_checkpoint_of_format_1_which_has_no_digest(state, path, tmp_path):
     del state["digest"]
     torch.save(state, path)
     with pytest.raises(CheckpointError, match="do not match its digest"):

@@ -153,7 +153,7 @@ def test_each_step_ends_at_most_one_lesson_of_a_parameter_and_the_last_lesson_ne
     assert curriculum.is_over
 
 
-def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
+def test_new_lesson_clears_the_stored_returns_and_smoothed_measures_of_all_behaviors():
     quick = PLAIN | {"min_lesson_length": 2}
     slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
     curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))

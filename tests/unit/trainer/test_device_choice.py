@@ -132,7 +132,7 @@ def test_resumed_run_keeps_its_device_without_measuring_again(
 
 
 @pytest.mark.parametrize("name", ["warp", "xla", "hpu"])
-def test_unavailable_device_is_refused_for_every_type_of_torch_error(name):
+def test_unavailable_device_is_refused_whichever_error_torch_raises(name):
     with pytest.raises(SettingsError, match=f"'{name}' cannot be used here"):
         usable_device(name)
 

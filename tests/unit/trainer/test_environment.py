@@ -86,7 +86,7 @@ class Wire(Foreign):
         self.session._receive(SideChannelManager([self.channel]).outgoing())
 
 
-def test_constant_parameters_are_sent_and_unsendable_parameters_are_reported():
+def test_constant_parameters_are_sent_and_parameters_that_cannot_be_sent_are_reported():
     toy = Corridor()
     assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
     assert toy.parameters == {"gravity": 3.5}

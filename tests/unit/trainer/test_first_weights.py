@@ -61,13 +61,13 @@ def test_resumed_run_ignores_init_path(results, caplog):
 
 
 @pytest.mark.parametrize("name", ["gone", ""])
-def test_missing_run_of_initialize_from_is_refused(results, name):
+def test_initialize_from_that_names_a_missing_run_is_refused(results, name):
     with pytest.raises(SettingsError, match=r"Could not initialize from .*\. Make sure models"):
         first_weights(settings(results, {"A": {}}, initialize_from=name))
 
 
 @pytest.mark.parametrize("file", ["A-900.pt", "notes.txt"])
-def test_missing_or_wrong_file_of_init_path_is_refused(results, file):
+def test_init_path_that_names_a_missing_or_wrong_file_is_refused(results, file):
     (results / "old/A/notes.txt").touch()
     run = settings(results, {"A": {"init_path": file}}, initialize_from="old")
     with pytest.raises(SettingsError, match=rf"old/A/{file}.*behaviors\.A\.init_path"):
@@ -75,7 +75,9 @@ def test_missing_or_wrong_file_of_init_path_is_refused(results, file):
 
 
 @pytest.mark.parametrize("default", [{}, {"default_settings": {"max_steps": 9}}])
-def test_unlisted_behaviors_start_from_the_weights_of_the_same_name(results, default):
+def test_unlisted_behaviors_start_from_the_weights_of_the_behaviors_of_the_same_name(
+    results, default
+):
     run = settings(results, {}, initialize_from="old")
     run = replace(run, default_settings=TrainerSettings() if default else None)
     weights = first_weights(run)
@@ -95,7 +97,9 @@ def test_unlisted_behavior_without_weights_in_the_named_run_is_refused(results):
     assert weights_of("C", first_weights(resumed), resumed) is None
 
 
-def test_only_listed_behaviors_get_weights_if_the_file_has_no_default_settings(results):
+def test_only_listed_behaviors_get_weights_if_the_configuration_file_has_no_default_settings(
+    results,
+):
     run = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
     assert first_weights(run) == {"A": results / "old/A/checkpoint.pt"}
 
@@ -136,7 +140,7 @@ def run(**behaviors):
     return load_run_settings(None, overrides={"behaviors": behaviors})
 
 
-def test_run_is_refused_with_the_error_of_its_first_behavior_if_no_behavior_can_be_trained():
+def test_error_of_the_first_behavior_is_raised_if_no_behavior_of_a_run_can_be_trained():
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))

@@ -227,7 +227,7 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_learner_saves_weights_and_state_of_its_updates_and_sends_observations_to_its_updates(
+def test_learner_saves_acting_weights_and_update_state_and_observes_rows_until_max_steps(
     make_learner,
 ):
     learner = make_learner(SPEC, threaded=True)

@@ -373,7 +373,7 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_pending_resume_point_is_completed_before_and_the_next_begins_after_lessons_change(
+def test_resume_point_is_completed_before_lessons_change_and_the_next_point_begins_afterwards(
     make_loop, quick
 ):
     calls = []

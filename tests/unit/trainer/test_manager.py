@@ -68,9 +68,7 @@ def written(monkeypatch):
     return files
 
 
-def test_keep_checkpoints_and_list_entries_are_separate_for_each_behavior(
-    written, learners, tmp_path
-):
+def test_each_behavior_keeps_and_lists_its_own_number_of_checkpoints(written, learners, tmp_path):
     exported, told = [], []
 
     def export(path, folder, *, label):
@@ -191,7 +189,7 @@ def test_resumed_run_replaces_the_best_policy_only_by_a_higher_reward(
     assert entry["reward"] == reward, "entries have the recent mean reward"
 
 
-def test_numbered_checkpoint_of_the_present_step_counts_only_if_this_run_wrote_it(
+def test_numbered_checkpoint_of_the_current_step_counts_only_if_this_run_wrote_the_file(
     quick, make_learner, tmp_path
 ):
     settings, learner = quick(), make_learner(Corridor.spec)

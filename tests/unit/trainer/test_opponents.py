@@ -312,7 +312,7 @@ def test_agent_that_changes_its_group_plays_for_the_new_group(later, ended):
         ("A?team=b", 0),
     ],
 )
-def test_team_is_read_from_the_qualified_name(qualified, team):
+def test_team_number_is_read_from_the_qualified_behavior_name(qualified, team):
     assert team_of(qualified) == team
 
 

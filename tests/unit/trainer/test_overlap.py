@@ -149,7 +149,7 @@ def test_method_advance_returns_while_the_thread_still_computes_the_update():
     assert overlap.algorithm.done == [(7, 0)]
 
 
-def test_function_steps_per_row_grows_with_the_weights_and_rows_of_large_gradient_steps():
+def test_function_steps_per_row_counts_the_weights_and_returns_none_for_short_gradient_steps():
     spec = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
     per_row = []
     for trainer, rows, units in (
@@ -231,7 +231,7 @@ def test_saving_does_not_change_the_step_at_which_an_update_under_way_takes_effe
     assert untouched.algorithm.done == restored.algorithm.done
 
 
-def test_updated_policy_in_a_checkpoint_without_step_counts_acts_from_the_next_step():
+def test_updated_policy_acts_from_the_next_step_if_the_checkpoint_has_no_step_counts():
     overlap = Overlap(Parts(2))
     earlier = {"weights": NOTHING_DONE, "stats": {"n": 2.0}}
     overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})
@@ -337,7 +337,7 @@ def test_interrupted_run_saves_a_partial_update_and_the_resumed_run_continues_th
     assert resumed.behaviors["Toy"].steps >= 800
 
 
-def test_updates_are_not_spread_by_default(quick, monkeypatch, train_in):
+def test_updates_are_not_spread_over_several_steps_by_default(quick, monkeypatch, train_in):
     monkeypatch.setattr(Overlap, "start", None)
     result = train_in(Corridor(n_agents=4), quick())
     assert result.behaviors["Toy"].n_updates > 0

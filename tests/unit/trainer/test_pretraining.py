@@ -97,7 +97,7 @@ def test_cloned_policy_reproduces_the_actions_of_the_expert(demo, quick, tmp_pat
 
 
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 5, "memory_size": 8}])
-def test_cloning_samples_sources_by_their_weights(demo, quick, memory):
+def test_cloning_samples_demonstrations_in_proportion_to_their_weights(demo, quick, memory):
     """Each source has 180 rows, in episodes of 9; the second source has 5 times the weight."""
     sources = [demo("a.demo"), DemoSource(path=str(demo("b.demo")), weight=5.0)]
     settings = quick(network_settings={"memory": memory}).for_behavior("Toy")

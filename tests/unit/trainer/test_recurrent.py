@@ -208,7 +208,7 @@ def distance(values, other):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_update_changes_every_weight_of_both_recurrent_layers(learner_of, shared):
+def test_update_changes_every_weight_of_policy_and_critic_with_recurrent_layers(learner_of, shared):
     learner, _ = collected(learner_of, shared=shared, n_steps=60)
     algorithm = learner.algorithm
     assert algorithm.memory_size == (6 if shared else 12)

@@ -319,7 +319,7 @@ def test_only_the_first_process_requests_resume_points(first_wants, quick, tmp_p
     assert points.interrupted == [3, 5]
 
 
-def test_resume_point_of_several_processes_is_written_once_when_all_parts_are_ready():
+def test_resume_point_of_several_processes_is_written_once_when_all_processes_are_ready():
     calls, written = [], []
     keeper = SimpleNamespace(
         has_numbered=lambda _: False,

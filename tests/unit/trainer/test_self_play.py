@@ -170,7 +170,9 @@ def test_opponents_have_their_own_memories(play):
     assert np.abs(learner.memories[slots[int(ghost[-1])], n:]).max() == 0
 
 
-def test_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, recorder, train_in):
+def test_rating_is_in_the_summaries_in_the_result_and_in_the_checkpoint_list(
+    quick, tmp_path, recorder, train_in
+):
     result = train_in(
         Duel(n_areas=2),
         quick("Duel", self_play=SELF_PLAY),

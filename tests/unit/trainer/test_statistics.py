@@ -17,7 +17,7 @@ from pipeline.trainer.statistics import EXTRINSIC, Statistics
 from pipeline.trainer.timing import Stopwatch, add_reports
 
 
-def test_summary_returns_means_and_begins_a_new_period():
+def test_method_period_returns_means_and_begins_a_new_period():
     numbers = Statistics()
     numbers.add("Losses/Value Loss", 1.0)
     numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
@@ -82,7 +82,7 @@ def test_restored_statistics_continue_within_a_period():
     assert restored.period() == original.period()
 
 
-def test_environment_statistics_are_aggregated_by_their_method():
+def test_environment_statistics_are_aggregated_by_their_aggregation_method():
     numbers = Statistics()
     numbers.add_environment(REPORTED)
     assert numbers.distributions() == {"Game/Spread": [1.0, 2.0, 6.0]}
@@ -91,7 +91,7 @@ def test_environment_statistics_are_aggregated_by_their_method():
     assert numbers.period() == numbers.distributions() == {}
 
 
-def test_method_samples_returns_merged_values_once_and_the_aggregation_method_of_each_tag():
+def test_merged_samples_are_returned_once_with_the_aggregation_method_of_each_statistic():
     mine, other = Statistics(), Statistics()
     mine.add("Losses/Value Loss", 1.0)
     mine.add_episodes([3.0], [5])

@@ -370,7 +370,7 @@ class TwoAlike(Pair):
         return [values, values.clone()]
 
 
-def test_all_normalizers_of_a_behavior_have_the_rows_of_all_processes(make_learner):
+def test_all_normalizers_of_a_behavior_are_updated_with_the_rows_of_all_processes(make_learner):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     own = {"network_settings": network}
     learner = make_learner(

@@ -59,7 +59,7 @@ CAMERAS = TWO._replace(
         (CAMERAS, [agent_with(9, "right", "left", shape=(1, 2, 2))]),
     ],
 )
-def test_agent_with_observations_in_another_order_is_refused_with_its_id_and_both_orders(
+def test_error_for_an_agent_with_observations_in_another_order_names_its_id_and_both_orders(
     spec, infos
 ):
     sent = [observation.name for observation in infos[-1].observations]
@@ -123,7 +123,9 @@ OTHER_SPECS = [
 
 
 @pytest.mark.parametrize(("other", "text"), OTHER_SPECS)
-def test_specification_that_differs_from_the_known_one_is_refused_with_the_difference(other, text):
+def test_error_for_a_specification_that_differs_from_the_known_one_names_the_difference(
+    other, text
+):
     with pytest.raises(ObservationError, match=f"^behavior b: worker 1 .*{text}"):
         refuse_other_spec("b", TWO, other, "worker 1")
 

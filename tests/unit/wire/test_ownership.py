@@ -97,7 +97,7 @@ def test_first_call_without_a_greeting_is_refused_and_the_environment_can_greet_
     assert refusal == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_only_the_first_ten_refusals_are_warnings(caplog):
+def test_only_the_first_ten_refused_calls_are_logged_as_warnings(caplog):
     def refused_twelve_times() -> None:
         for _ in range(12):
             assert stranger.refusal(step()) == grpc.StatusCode.FAILED_PRECONDITION

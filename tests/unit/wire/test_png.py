@@ -111,7 +111,7 @@ LATE = (
         (bomb(0, 0), SHAPE, [], "not a readable PNG"),
     ],
 )
-def test_images_that_do_not_fit_the_shape_are_refused_before_decompression(
+def test_images_that_do_not_fit_the_announced_shape_are_refused_before_decompression(
     data, shape, mapping, text
 ):
     with little_memory(), pytest.raises(UnityObservationException, match=text):

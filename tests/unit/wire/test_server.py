@@ -105,7 +105,7 @@ def test_messages_of_every_size_arrive_complete_in_both_directions(kind, client,
             assert answer.result(20) == message(size + 2 * k)
 
 
-def test_channel_can_call_the_general_grpc_server():
+def test_channel_can_call_a_server_of_the_grpc_package():
     handler = grpc.unary_unary_rpc_method_handler(lambda data, _: data[::-1])
     service, method = METHOD.strip("/").split("/")
     with ThreadPoolExecutor(1) as pool:
@@ -164,7 +164,7 @@ def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
 
 
 @both_servers
-def test_receive_returns_the_call_that_a_check_with_is_called_has_found(kind):
+def test_greeting_that_was_found_by_an_earlier_check_is_returned_by_receive(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)

@@ -121,7 +121,7 @@ def test_polling_yields_the_processor_at_each_poll_until_the_answer_arrives(monk
     assert other.asked == 4
 
 
-def test_system_without_sched_yield_sleeps_for_0_seconds(monkeypatch):
+def test_polling_sleeps_for_0_seconds_on_a_system_without_sched_yield(monkeypatch):
     wait, other, slept = SpinWait(1.0), Other(), []
 
     def sleep(seconds: float) -> None:

@@ -38,7 +38,7 @@ def test_state_of_arrays_and_plain_values_round_trips_through_bytes():
         ({"a": b"bytes"}, "state.a: a bytes"),
     ],
 )
-def test_value_that_is_neither_array_nor_json_is_refused_with_its_path(given, what):
+def test_error_for_a_value_that_is_neither_array_nor_json_says_where_the_value_is(given, what):
     with pytest.raises(ValueError, match=what):
         state.encode(given)
 

@@ -65,7 +65,7 @@ def test_setting_executable_chooses_among_several_executables_of_an_archive(tmp_
 
 
 @pytest.mark.parametrize("other", [("G.exe", "windows"), ("G.app/Contents/MacOS/G", "darwin")])
-def test_build_for_another_platform_is_refused_with_the_names_of_both_platforms(tmp_path, other):
+def test_error_for_a_build_for_another_platform_names_both_platforms(tmp_path, other):
     build(tmp_path, other[0], mode=0o755)
     with pytest.raises(
         FetchError, match=f"has a build for {other[1]} .* a build for linux is needed"
@@ -104,7 +104,7 @@ def test_binary_does_not_run_headless_if_there_is_a_display_or_pipeline_graphics
     assert not runs_headless(player)
 
 
-def test_scripts_and_executables_on_other_systems_do_not_run_headless(
+def test_script_missing_file_and_executable_on_windows_do_not_run_headless(
     player, tmp_path, monkeypatch
 ):
     without_display(monkeypatch)

@@ -153,7 +153,9 @@ def test_hanging_build_of_a_unity_project_is_killed_with_its_child_processes(pro
     assert ends(helper, within_s=30.0)
 
 
-def test_missing_unity_project_or_editor_is_refused(project, monkeypatch):
+def test_unity_build_without_a_unity_project_or_without_a_working_editor_is_refused(
+    project, monkeypatch
+):
     broken = project.parent / "broken"
     broken.write_bytes(b"\0")
     monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))

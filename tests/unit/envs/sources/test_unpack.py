@@ -124,7 +124,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_harmful_entry_of_an_archive_is_refused_with_its_name(tmp_path, bad):
+def test_harmful_or_damaged_archive_is_refused_in_one_line(tmp_path, bad):
     content, message = BAD[bad]
     error = refusal(tmp_path, content)
     assert message in error

@@ -197,7 +197,7 @@ def test_old_file_with_a_constant_learning_rate_keeps_linear_beta_and_epsilon_sc
     assert hyperparameters.epsilon_schedule == "linear"
 
 
-def test_self_play_of_a_flat_file_keeps_the_old_default_of_swap_steps_and_gets_present_keys(loaded):
+def test_self_play_of_a_flat_file_keeps_the_old_default_of_swap_steps_and_gets_current_keys(loaded):
     more = "  self_play: {window: 5, play_against_current_self_ratio: 0.25, save_steps: 1000}\n"
     expected = SelfPlaySettings(
         window=5,
@@ -250,7 +250,7 @@ def test_warning_about_an_unknown_key_of_an_old_file_names_the_line_and_a_simila
     assert "did you mean 'buffer_size'?" in line
 
 
-def test_missing_keys_that_old_releases_required_get_present_defaults_and_a_warning(loaded, caplog):
+def test_missing_keys_that_old_releases_required_get_current_defaults_and_a_warning(loaded, caplog):
     settings = loaded("Agent: {trainer: ppo, batch_size: 20, hidden_units: 7, max_steps: 5}\n")
     assert settings.behaviors["Agent"].hyperparameters == PPOSettings(batch_size=20)
     (line,) = warnings(caplog)
@@ -278,7 +278,7 @@ def test_sections_of_an_old_file_may_be_at_the_top_level_or_below_behaviors(load
     assert settings.behaviors == flat.behaviors
 
 
-def test_behavior_in_present_format_among_flat_sections_is_unchanged(loaded):
+def test_behavior_in_the_current_format_among_flat_sections_is_unchanged(loaded):
     text = (
         "behaviors:\n  Old: {trainer: ppo, batch_size: 20}\n"
         "  New: {trainer_type: sac, hyperparameters: {tau: 0.5}}\n"

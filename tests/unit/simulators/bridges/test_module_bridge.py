@@ -109,7 +109,7 @@ def test_function_of_a_module_makes_a_simulator_or_the_copies_of_an_environment(
     assert len(fewer.reset()[behavior][0]) == 3
 
 
-def test_seed_is_passed_to_a_simulator_and_keywords_are_passed_to_a_function():
+def test_module_simulator_gets_the_seed_and_a_module_function_gets_its_keyword_arguments():
     ((first, _),) = made("squares", seed=1).reset().values()
     ((other, _),) = made("squares", seed=2).reset().values()
     assert any(not np.array_equal(a, b) for a, b in zip(first.obs, other.obs, strict=True))

@@ -73,7 +73,7 @@ def test_agent_can_end_while_the_other_agents_continue(module):
     assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
 
 
-def test_only_the_agent_whose_turn_it_is_asks_and_gets_its_rewards_since_its_last_action(module):
+def test_only_the_agent_with_the_turn_decides_and_gets_its_rewards_since_its_last_action(module):
     simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
     assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
     steps = simulator.reset()
@@ -251,7 +251,7 @@ def test_pettingzoo_id_may_be_shortened_or_written_as_in_the_pettingzoo_registry
         ("..", r"no environment '\.\.'\. An id is the path of a module"),
     ],
 )
-def test_unknown_pettingzoo_id_is_refused_with_the_most_similar_id(written, said):
+def test_error_for_an_unknown_pettingzoo_id_proposes_the_most_similar_id(written, said):
     with pytest.raises(SettingsError, match=said):
         naming.full_name(written)
 

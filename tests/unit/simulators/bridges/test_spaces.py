@@ -84,7 +84,7 @@ def test_an_unbounded_action_is_refused_unless_a_scale_is_given():
 
 
 @pytest.mark.parametrize("name", OBSERVATION_SPACES)
-def test_observations_of_a_space_become_float32_arrays_with_the_numbers_of_the_space(name):
+def test_observations_of_a_space_become_float32_arrays_of_the_same_numbers(name):
     space = OBSERVATION_SPACES[name]
     space.seed(4)
     codec = Observations(space, where="toy")
@@ -195,7 +195,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_unsupported_space_is_refused_with_its_name(name):
+def test_error_for_an_unsupported_space_names_the_space(name):
     tree = spaces.Dict({"fine": spaces.Discrete(2), "bag": spaces.Tuple((REFUSED[name],))})
     for codec, kind in ((Observations, "observation"), (Actions, "action")):
         with pytest.raises(SettingsError) as refused:
@@ -216,7 +216,7 @@ def test_unsupported_space_is_refused_with_its_name(name):
         (spaces.Dict({"a": spaces.Discrete(2)}), {"b": 1}),
     ],
 )
-def test_observation_outside_of_the_space_is_refused_with_the_name_of_the_observation(space, value):
+def test_error_for_an_observation_outside_of_the_space_names_the_observation(space, value):
     codec = Observations(space, where="toy")
     with pytest.raises(UnityObservationException, match=r"toy: the observation '.*' does not fit"):
         codec.put(codec.empty(1), 0, value)

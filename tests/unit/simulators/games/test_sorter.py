@@ -127,7 +127,7 @@ def test_each_area_draws_its_own_value_if_the_parameter_num_tiles_is_sampled():
 
 
 @pytest.mark.parametrize("value", [0.0, 21.0, float("nan")])
-def test_impossible_number_of_tiles_is_refused_with_its_value(value):
+def test_impossible_value_of_the_parameter_num_tiles_is_refused(value):
     simulator = Sorter(n_agents=1)
     simulator.set_parameter("num_tiles", value)
     with pytest.raises(SettingsError, match="num_tiles must be from 1 to 20, got"):
