@@ -72,8 +72,8 @@ class TrainingLoop:
     Args:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
-        device: device of the networks; None measures which device is the fastest for each
-            behavior.
+        device: device of the networks; if None, the loop measures which device is the fastest for
+            each behavior.
         tracker: calls the callbacks, which may end the run unless it has several learners.
         inference: act, and count steps and episodes, but neither learn nor save.
         exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.

@@ -245,6 +245,6 @@ def _pseudo_headers(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]
             or (name == b":path" and not value)
         ):
             raise FrameError(
-                PROTOCOL_ERROR, f"a call with the forbidden header {name!r}: {value[:80]!r}"
+                PROTOCOL_ERROR, f"a call with the malformed header {name!r}: {value[:80]!r}"
             )
     return pseudo
