@@ -37,7 +37,7 @@ def test_configuration_lists_every_behavior_and_has_a_buffer_smaller_than_max_st
             assert behavior.hyperparameters.buffer_size == 512
 
 
-def test_configuration_of_a_team_game_has_self_play_and_imitation_uses_the_given_demonstration():
+def test_only_a_team_game_gets_self_play_and_imitation_gets_the_given_demonstration_file():
     content = small("pettingzoo:classic.tictactoe_v3")
     assert content["behaviors"]["player"]["self_play"]["team_change"] == 500
     assert "self_play" not in small("gymnasium:Taxi-v4")["behaviors"]["Taxi-v4"]
@@ -47,7 +47,7 @@ def test_configuration_of_a_team_game_has_self_play_and_imitation_uses_the_given
     assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
 
 
-def test_run_is_successful_only_with_updates_every_model_enough_steps_and_exit_code_0():
+def test_run_is_successful_if_it_has_updates_all_models_all_steps_and_the_exit_code_0():
     run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
     run.updates = 1
     run.onnx = ("A",)

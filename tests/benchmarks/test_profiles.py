@@ -59,7 +59,7 @@ def test_steps_per_second_are_measured_without_the_start_and_the_end_of_a_run():
     assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
 
 
-def test_training_steps_per_second_of_computation_exclude_environment_and_compile_time(tmp_path):
+def test_rate_of_computation_excludes_the_time_of_the_environment_and_of_compilation(tmp_path):
     place = tmp_path / "ours-3/run_logs/seconds.json"
     place.parent.mkdir(parents=True)
     curve = SimpleNamespace(steps=[500, 1000])

@@ -47,7 +47,7 @@ def result(trainer, seconds, *, reached=True, steps=1000):
     return row | {"steps": steps, "reached": reached}
 
 
-def test_time_to_target_table_compares_with_the_faster_trainer_of_mlagents():
+def test_time_to_target_table_compares_our_trainers_with_the_faster_trainer_of_mlagents():
     results = [
         *(result("xqc", seconds) for seconds in (20.0, 30.0)),
         *(result("sac", seconds) for seconds in (50.0, 900.0)),

@@ -245,7 +245,7 @@ def sorter(model, spec):
     return policy
 
 
-def test_deterministic_actions_are_refused_if_the_model_has_no_such_output(models):
+def test_deterministic_actions_are_refused_if_the_model_has_no_output_for_them(models):
     policy = OnnxPolicy(models / "Hallway.onnx")
     with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)

@@ -219,7 +219,7 @@ def test_resumed_run_with_settings_that_store_additional_state_equals_the_uninte
 
 
 @pytest.mark.parametrize("how", ["sac", "xqc threaded"])
-def test_killed_run_with_steps_per_update_auto_equals_a_run_with_the_chosen_number(how, tmp_path):
+def test_resumed_run_with_steps_per_update_auto_equals_a_run_with_the_chosen_number(how, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     auto = f"{how} auto"
     assert run(killed, "balance_ball", updates=6, kill_at=3, how=auto) == -signal.SIGKILL

@@ -218,7 +218,7 @@ def test_side_channel_message_with_too_many_frames_is_refused():
         side_channels.unpack(bytes(20) * (limit + 1))
 
 
-def test_many_unknown_side_channels_log_at_most_ten_warnings(caplog):
+def test_messages_of_many_unknown_side_channels_cause_at_most_ten_warnings(caplog):
     manager = SideChannelManager()
     frames = [(uuid.UUID(int=number), b"") for number in range(1000)]
     manager.deliver(side_channels.pack(frames))
@@ -305,7 +305,7 @@ def test_more_than_1024_announced_behaviors_are_refused(names):
         connected(Player(message))
 
 
-def test_many_unannounced_behaviors_log_at_most_ten_warnings(caplog):
+def test_agents_of_many_unannounced_behaviors_cause_at_most_ten_warnings(caplog):
     from test_unity_users import Player, connected
 
     message = m.UnityMessageProto(header={"status": 200})

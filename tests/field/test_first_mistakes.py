@@ -122,7 +122,7 @@ def folder(here) -> Path:
     return here
 
 
-def test_configuration_file_given_as_env_is_refused_as_yaml_file(refused):
+def test_error_about_a_configuration_file_given_as_env_says_that_it_is_a_yaml_file(refused):
     """Regression: the advice was `chmod -R 755 c.yaml`."""
     line = refused("learn", "c.yaml", "--env", "c.yaml")
     assert line.startswith("c.yaml: is a YAML file, but --env takes an environment; give a")
@@ -140,7 +140,7 @@ def test_configuration_file_given_as_env_is_refused_as_yaml_file(refused):
         ("empty", b"", "is empty; copy or download it again"),
     ],
 )
-def test_file_given_as_env_is_refused_with_its_file_type(refused, name, content, said):
+def test_error_about_a_file_given_as_env_names_the_type_of_the_file(refused, name, content, said):
     Path(name).write_bytes(content)
     line = refused("learn", "c.yaml", "--env", name)
     assert line.startswith(f"{name}: {said}, but --env takes an environment; give a path")
@@ -151,13 +151,15 @@ def test_file_given_as_env_is_refused_with_its_file_type(refused, name, content,
     ("name", "content"),
     [("Game.x86_64", b"?"), ("game", b"\x7fELF\x02"), ("game", b"#!/bin/sh\n")],
 )
-def test_program_without_execute_permission_is_refused_with_chmod_command(refused, name, content):
+def test_error_about_a_program_without_execute_permission_gives_the_chmod_command(
+    refused, name, content
+):
     Path(name).write_bytes(content)
     assert "`chmod -R 755 " in refused("learn", "c.yaml", "--env", f"./{name}")
 
 
 @pytest.mark.parametrize("env", ["gymnasium:CartPole-v1", "balance_ball", "my_env:make"])
-def test_environment_given_as_configuration_is_refused_with_the_right_command(refused, env):
+def test_error_about_an_environment_given_as_configuration_gives_the_correct_command(refused, env):
     line = refused("learn", env)
     assert line.startswith(f"{env}: is an environment, but CONFIG is a trainer config")
     assert f"`pipeline learn --env {env}`" in line
@@ -185,7 +187,7 @@ def test_file_that_is_no_policy_is_refused_before_the_environment_is_built(
     assert refused("evaluate", name, "--env", "balance_ball").startswith(f"{name}: ")
 
 
-def test_unknown_device_is_refused_with_devices_of_this_machine(refused, monkeypatch):
+def test_error_about_an_unknown_device_names_the_devices_of_this_machine(refused, monkeypatch):
     """Regression: torch's 20 device types were listed, after the environment was built."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)

@@ -250,7 +250,9 @@ def masked(mask_space, action_space, mask, key="observations", mask_key="action_
     "mask_space",
     [spaces.MultiBinary(2), spaces.Box(0, 1, (2,), np.int8), spaces.Box(0, 1, (2,), np.bool_)],
 )
-def test_action_mask_is_found_under_each_name_and_space_type(key, mask_key, mask_space):
+def test_action_mask_is_found_under_each_supported_key_and_in_each_supported_space(
+    key, mask_key, mask_space
+):
     mask = np.array([0, 1], mask_space.dtype)
     sim = masked(mask_space, spaces.Discrete(2), mask, key, mask_key)
     decisions, _ = steps_of(sim)
@@ -456,7 +458,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("name", RETURNED)
-def test_wrong_return_value_of_an_environment_is_reported_with_the_line_of_its_method(name):
+def test_error_about_a_wrong_return_value_names_the_method_and_gives_the_line_of_the_method(name):
     kind, (method, given, asked) = getattr(field_environments, name), RETURNED[name]
     sim = simulator(kind())
     with pytest.raises(UnityEnvironmentException) as refused:
@@ -469,7 +471,7 @@ def test_wrong_return_value_of_an_environment_is_reported_with_the_line_of_its_m
     )
 
 
-def test_wrapped_environment_with_old_step_signature_is_refused_with_the_line_of_step():
+def test_error_about_a_wrapped_environment_with_an_old_step_gives_the_place_of_the_step():
     sim = simulator(TimeLimit(field_environments.GymBefore26(), 5))
     steps_of(sim)
     with pytest.raises(UnityEnvironmentException, match=r"GymBefore26: step\(\) \(field_envi") as e:
@@ -530,7 +532,7 @@ def test_missing_reward_of_a_turn_based_environment_is_reported():
         sim.reset()
 
 
-def test_environment_that_calls_sys_exit_is_refused_with_the_line_of_the_call(tmp_path):
+def test_error_about_an_environment_that_calls_sys_exit_gives_the_line_of_the_call(tmp_path):
     env, settings = field_environments.Exits(), {"default_settings": {}}
     said = r"it calls sys\.exit\('no license'\) \(field_environments\.py:"
     with pytest.raises(UnityEnvironmentException, match=said):

@@ -67,7 +67,7 @@ def flipped_content() -> bytes:
     ],
     ids=["gz content", "gz checksum", "bz2", "xz", "xz without its end", "zip"],
 )
-def test_damaged_environment_archive_is_refused_with_its_file_name(
+def test_error_about_a_damaged_environment_archive_names_the_file(
     private_cache, web, name, archive
 ):
     with pytest.raises(FetchError, match=rf"{name}: .*(cannot be read: |or is damaged)"):
@@ -76,7 +76,9 @@ def test_damaged_environment_archive_is_refused_with_its_file_name(
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_archive_entry_with_too_long_name_is_refused_with_entry_name(private_cache, web, kind):
+def test_error_about_an_archive_entry_whose_name_is_too_long_gives_the_name(
+    private_cache, web, kind
+):
     name = "x" * 300
     archive = (
         made_archives.zipped({name: b"1"})

@@ -67,7 +67,7 @@ def recorded(path: Path, behavior: str) -> Path:
     return path
 
 
-def test_recording_with_team_in_its_behavior_name_is_trimmed_and_merged(tmp_path: Path):
+def test_trimmed_and_merged_recordings_have_a_behavior_name_without_the_team(tmp_path: Path):
     """Each recording of Unity has a team in its name."""
     whole = recorded(tmp_path / "whole.demo", "Soccer?team=1")
     part, both = tmp_path / "part.demo", tmp_path / "both.demo"
@@ -227,7 +227,7 @@ KINDS = {
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )
-def test_file_of_a_wrong_type_is_refused_with_its_file_type(name, read, own, kind, tmp_path: Path):
+def test_error_about_a_file_of_a_wrong_type_names_the_type(name, read, own, kind, tmp_path: Path):
     """ml-agents#1960, netron#463: "save it as UTF-8", "export the policy again"."""
     content, said = KINDS[kind]
     path = tmp_path / name
@@ -241,7 +241,7 @@ def test_file_of_a_wrong_type_is_refused_with_its_file_type(name, read, own, kin
 
 @pytest.mark.parametrize("mode", [0o755, 0o644])
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"packed"}))
-def test_environment_that_is_no_program_of_this_system_is_refused_with_file_type(
+def test_error_about_an_environment_that_is_no_program_of_this_system_names_the_file_type(
     kind, mode, tmp_path: Path
 ):
     """Regression: the advice for a pointer of Git LFS was to make it executable."""
@@ -257,7 +257,7 @@ def test_environment_that_is_no_program_of_this_system_is_refused_with_file_type
     assert said in message
 
 
-def test_binary_configuration_file_is_refused_without_encoding_advice(tmp_path: Path):
+def test_error_about_a_binary_configuration_file_does_not_advise_another_encoding(tmp_path: Path):
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\x1c\x08\1\x10\0\xff")
     assert refusal(SettingsError, load_run_settings, path).endswith(
@@ -382,7 +382,7 @@ def games(tmp_path: Path, monkeypatch) -> Path:
         ("build/Tennis_Data", "Did you mean 'build/Tennis.x86_64'?"),
     ],
 )
-def test_misspelt_env_path_is_refused_with_the_existing_program(env, hint, games: Path):
+def test_error_about_a_wrong_env_path_says_which_path_to_give(env, hint, games: Path):
     """ml-agents#2697, #3442; regression: the advice was `pipeline env build NAME -o ...`."""
     message = refusal(UnityEnvironmentException, executable_of, env)
     assert message.endswith(f"from the folder {games}. {hint.format(home=games / 'my games')}")
@@ -398,7 +398,7 @@ def test_misspelt_env_path_is_refused_with_the_existing_program(env, hint, games
         (["c.yaml", "--no-graphics=False"], "--no-graphics takes no value; leave it out; `"),
     ],
 )
-def test_unquoted_path_and_flag_with_a_value_are_refused_with_a_correction(
+def test_error_about_an_unquoted_path_or_a_flag_with_a_value_gives_the_correction(
     words, said, games: Path, capsys
 ):
     with pytest.raises(SystemExit, match="2"):
@@ -412,7 +412,7 @@ def test_words_after_the_option_env_args_are_not_checked_as_paths(games: Path):
     assert cli.parser_for(words).parse_args(words).env_args == rest
 
 
-def test_misspelt_trainer_file_is_refused_with_the_existing_file(games: Path):
+def test_error_about_a_misspelt_trainer_file_names_the_existing_file(games: Path):
     for text in (r".\c.yaml", "C.YAML", "$HOME/../c.yaml"):
         assert refusal(SettingsError, load_run_settings, text).endswith("c.yaml'?")
     (games / "d.onnx").touch()
@@ -518,19 +518,19 @@ def test_dotted_keys_of_overrides_are_split_except_in_names_of_behaviors_and_par
     assert "network_settings.hidden_units: is written twice" in message
 
 
-def test_mistake_in_settings_given_in_python_is_reported_under_settings():
+def test_error_about_settings_given_in_python_begins_with_the_argument_name_settings():
     """Regression: the error began with "overrides:", which is not an argument of `train`."""
     message = refusal(SettingsError, read_settings, {"behaviors": {"B": {"max_step": 1}}})
     assert message.startswith("settings: behaviors.B: unknown key 'max_step'")
 
 
-def test_sweep_parameter_with_the_key_values_is_refused_with_the_correct_list_form():
+def test_error_about_a_sweep_parameter_that_has_the_key_values_shows_the_correct_form():
     node = from_plain({"values": [1, 2]}, "params.yaml", 7)
     message = refusal(SettingsError, Axis.from_node, node, "sweeps.s.parameters.B.max_steps")
     assert message.endswith("max_steps.values: write the list itself: max_steps: [...]")
 
 
-def test_unbounded_action_space_is_refused_with_the_command_for_action_scale():
+def test_error_about_an_unbounded_action_space_gives_the_command_that_sets_action_scale():
     """`pipeline learn` has no option action_scale."""
     box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     message = refusal(SettingsError, Actions, box, where="Mine")

@@ -111,7 +111,7 @@ def test_project_for_a_unity_player_copies_all_files_of_the_build(
 
 
 @pytest.mark.parametrize("named", ["builds", "builds/MyGame.x86_64"])
-def test_folder_with_two_programs_is_refused_with_both_names(here, refused, named):
+def test_error_about_a_folder_with_two_programs_names_both_programs(here, refused, named):
     player(here / "builds")
     shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
     assert refused("init", "game", "--unity", named).startswith(
@@ -291,7 +291,7 @@ def test_ui_refuses_an_invalid_port_number(here, refused, monkeypatch, port):
 OLD = "default:\n  trainer: ppo\n  memory_size: 8\n  batch_size: 64\nWalker:\n  max_steps: 1e3\n"
 
 
-def test_upgrade_prints_counts_and_lists_keys_only_with_verbose(here, capsys):
+def test_config_upgrade_prints_counts_of_keys_and_lists_the_keys_only_if_verbose(here, capsys):
     """Regression: the command printed 240 lines for a file of an old release."""
     Path("old.yaml").write_text(OLD)
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 0

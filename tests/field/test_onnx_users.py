@@ -260,7 +260,7 @@ def hybrid(tmp_path):
     return path, policy.spec
 
 
-def test_onnx_check_lists_unity_packages_and_prints_format_versions_only_with_full(
+def test_onnx_check_lists_unity_packages_and_only_its_option_full_prints_format_versions(
     hybrid, fixtures
 ):
     path, _ = hybrid

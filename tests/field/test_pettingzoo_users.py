@@ -227,7 +227,7 @@ def test_pettingzoo_wrappers_list_spaces_of_all_agents(wrapper):
         assert all(space is space_of(agent) for agent, space in spaces_of.items())
 
 
-def test_action_for_an_unknown_agent_is_refused_with_its_name():
+def test_error_about_an_action_for_an_unknown_agent_names_the_agent():
     env = UnityParallelEnv(InProcessEnvironment(registry.make("tag", seed=1, n_agents=3)))
     env.reset()
     for use in (lambda: env.step({"nobody": 0}), lambda: env.action_space("nobody")):

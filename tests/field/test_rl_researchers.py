@@ -91,7 +91,7 @@ def test_observations_far_from_zero_are_normalized_to_mean_0_and_deviation_1(fir
 
 
 @pytest.mark.parametrize("size", [20, 50])
-def test_normalizer_of_observations_near_zero_equals_a_slow_reference_bit_for_bit(size):
+def test_normalizer_of_observations_of_moderate_size_equals_a_slow_reference_bit_for_bit(size):
     rng = np.random.default_rng(0)
     normalizer = RunningNormalizer(3)
     count, mean, squared = 1.0, torch.zeros(3, dtype=torch.float64), torch.ones(3).double()
@@ -130,7 +130,7 @@ def policies(rows: np.ndarray) -> tuple[Policy, Policy]:
     return far, near
 
 
-def test_policy_chooses_equal_actions_for_observations_near_zero_and_shifted_far_from_zero(
+def test_shift_of_all_observations_far_from_zero_does_not_change_the_actions_of_a_policy(
     tmp_path,
 ):
     """In NumPy, in torch and as an exported file."""
@@ -151,7 +151,7 @@ def test_policy_chooses_equal_actions_for_observations_near_zero_and_shifted_far
         np.testing.assert_allclose(actions, expected, atol=1e-4)
 
 
-def test_rnd_reward_is_equal_for_observations_near_zero_and_shifted_far_from_zero():
+def test_shift_of_all_observations_far_from_zero_does_not_change_the_rnd_reward():
     """Regression: a signal's own normalizer made all rows far from zero look the same."""
     network = {"normalize": True, "hidden_units": 8}
     signals = {"rnd": {"network_settings": network}}

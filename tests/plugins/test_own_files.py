@@ -174,7 +174,7 @@ def test_policy_is_loaded_with_a_warning_if_the_file_of_the_encoder_has_changed(
     assert not caplog.text
     (tmp_path / "my_parts.py").write_text(source + "# changed\n")
     load_policy(result.checkpoint)
-    assert re.search(r"policy was trained with another my_parts.py; it may", caplog.text)
+    assert re.search(r"policy was trained with another version of my_parts.py; it", caplog.text)
     sys.modules.pop("my_parts", None)
 
 

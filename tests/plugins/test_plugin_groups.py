@@ -60,7 +60,7 @@ def written(folder: Path, text: str) -> Path:
         (PPO + "    network_settings: {vis_encode_type: patches}\n", 4, "pipeline.encoders"),
     ],
 )
-def test_an_unknown_plug_in_name_is_refused_with_its_line_and_the_plug_in_page(
+def test_error_about_an_unknown_plug_in_gives_the_line_and_names_the_plug_in_page(
     tmp_path, text, line, group
 ):
     path = written(tmp_path, text)
@@ -75,7 +75,7 @@ def test_an_unknown_plug_in_name_is_refused_with_its_line_and_the_plug_in_page(
     assert "docs/how-to/plugins.md" in message
 
 
-def test_a_trainer_plug_in_of_ml_agents_is_refused_with_the_migration_page(tmp_path, site):
+def test_error_about_a_trainer_plug_in_of_ml_agents_names_the_migration_page(tmp_path, site):
     points = {"another": "theirs.another:get_type_and_setting", "other": "theirs.other:get"}
     distribution(site, "theirs", "0.1", groups={"mlagents.trainer_type": points})
     mlagents_points = {"default": "mlagents.plugins.trainer_type:get_default_trainer_types"}

@@ -174,7 +174,7 @@ def test_a_failing_stats_writer_is_named_and_the_other_writers_continue(tmp_path
     assert "default" not in caplog.text
 
 
-def test_a_writer_that_imports_missing_mlagents_modules_gets_an_install_hint(
+def test_warning_about_a_writer_that_imports_missing_mlagents_modules_says_how_to_install_them(
     tmp_path, site, caplog, monkeypatch
 ):
     assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None, "there is no writer"

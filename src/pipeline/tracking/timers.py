@@ -91,7 +91,7 @@ class TimersSink(Sink):
         self._ended = self._clock()
 
     def close(self) -> None:
-        """Write the file; a second call replaces it."""
+        """Write the timers and gauges to `path`; a second call replaces the file."""
         if self._started is None:
             return
         tree = self.tree()
@@ -99,7 +99,7 @@ class TimersSink(Sink):
         files.write_whole(self.path, json.dumps(tree, indent=2, allow_nan=False) + "\n")
 
     def tree(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return timers, gauges and metadata in the format of ML-Agents' `timers.json`."""
         now = self._ended or self._clock()
         started = now if self._started is None else self._started
         # Without exact seconds, only the time since the start of training is known.
@@ -150,7 +150,8 @@ class TimersSink(Sink):
 def process_facts(*, trainer: str) -> dict[str, str]:
     """Return facts about this process, for the metadata of `timers.json`.
 
-    The versions of ML-Agents are the versions that have the formats and protocol of this package.
+    ML-Agents need not be installed: its versions here are the versions whose formats and protocol
+    this package uses.
     """
     return {
         "python_version": platform.python_version(),

@@ -131,7 +131,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
             load_checkpoint(file)
         if resume:
             refuse_other_networks(run_dir, run)
-        # Several learners must have devices of one type, so no learner measures the fastest device.
+        # All learners must have devices of one type, but measurements could choose different types.
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
         job = JobSpec(
@@ -305,8 +305,8 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
 def without_threaded(settings: RunSettings) -> RunSettings:
     """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
 
-    With `threaded: true` each process would spread its updates over other steps than the other
-    processes.
+    With `threaded: true`, the processes would make their updates at different steps, but all
+    processes must make each update together.
     """
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
@@ -343,8 +343,8 @@ def refuse_single_process_only(
         )
     if not started and not isinstance(job.env, str | Path):
         raise SettingsError(
-            f"learners: each of the {n_learners} learners starts an executable; an environment in "
-            "this process serves one learner only"
+            f"learners: each of the {n_learners} learners starts an executable, but an environment "
+            "in this process serves one learner only; use one learner, or name an executable"
         )
     for name, settings in job.settings.behaviors.items():
         refuse_unshareable(name, settings, n_learners)

@@ -58,7 +58,10 @@ def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, 
 
 
 def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
-    """Return each agent's first terminal step; its later ones end episodes without decisions."""
+    """Return each agent's first terminal step.
+
+    A later terminal step of an agent ends an episode in which the agent made no decision.
+    """
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal

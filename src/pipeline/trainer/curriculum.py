@@ -122,8 +122,8 @@ class Curriculum:
     def advance(self) -> Change:
         """Begin the next lesson of every parameter that meets its criteria, and return the change.
 
-        Called once after all observations of one environment step: a measure is smoothed once per
-        call that follows the end of an episode.
+        Called once per environment step, after `observe` was called for every behavior: if an
+        episode has ended since the last call, this call updates the smoothed measures once.
         """
         moved, must_reset = [], False
         for name in self._curricula:
@@ -142,7 +142,7 @@ class Curriculum:
         return Change(parameters=tuple(moved), must_reset=must_reset)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values; called after `advance`."""
+        """Return the state as plain values; called after `advance` has used the new returns."""
         return {
             "lessons": dict(self._numbers),
             "returns": {behavior: list(values) for behavior, values in self._returns.items()},
@@ -241,7 +241,7 @@ class Lessons:
             learner.drop_unfinished()
 
     def on_step(self, learners: Collection[Learner]) -> None:
-        """Measure the behaviors' progress in the environments' last step."""
+        """Measure the progress that the behaviors made in the latest environment step."""
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:

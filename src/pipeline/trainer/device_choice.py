@@ -117,7 +117,8 @@ def step_seconds(
 ) -> float:
     """Return the seconds that acting and gradient steps take together per agent step.
 
-    The critic is not measured: on each device it takes about as long as the policy.
+    The critic is not measured: on each device it takes about as long as the policy, so it does not
+    change which device is the fastest.
     """
     network, hyperparameters = settings.network_settings, settings.hyperparameters
     with torch.random.fork_rng(devices=[]):  # the random numbers of the run must not change
@@ -150,7 +151,7 @@ def step_seconds(
         [parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None]
 
     return (
-        # One call acts for all agents; an agent step has `minibatches_per_step` gradient steps.
+        # One call acts for all agents; an agent step needs `minibatches_per_step` gradient steps.
         _seconds(act) / len(agent_obs[0])
         + _seconds(minibatch) * hyperparameters.minibatches_per_step
     )

@@ -75,7 +75,7 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     Environment parameters are sent with each reset: see `trainer.curriculum`.
 
     Raises:
-        SettingsError: `job.env` has a Python object without a member of the low-level API.
+        SettingsError: A Python object in `job.env` lacks a member of the low-level API.
         UnityException: An environment could not be started.
     """
     environment, settings = job.env, job.settings

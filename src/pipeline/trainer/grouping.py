@@ -108,7 +108,7 @@ class GroupTracker(Groups):
         self._described = [name for name in columns.fields if name in described]
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Process a message of all workers; called before its rewards complete transitions."""
+        """Update the groups from a message of all workers; called before `outcome`."""
         parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
             return
@@ -136,8 +136,7 @@ class GroupTracker(Groups):
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
         """Return `rows` with two more fields, `entity` and `moment`.
 
-        `entity` is the number of the agent's stored data, `moment` the number of its group's
-        snapshot.
+        `entity` identifies the agent's stored data, and `moment` the snapshot of its group.
         """
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}

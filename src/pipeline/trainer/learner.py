@@ -239,7 +239,7 @@ class Learner:
         refuse_non_finite_rollout(rollout, step=self.step)
         self._n_rollouts += 1
         is_learned = updates.start(rollout, step=self.step)
-        # With a replay, `start` may only have stored the rows.
+        # With a replay, `start` may store rows without an update; then nothing is recorded.
         if is_learned or self.algorithm.replay is None:
             self.record(rollout.obs, rollout.fields)
         self._clear_closed()

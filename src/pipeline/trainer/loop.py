@@ -76,9 +76,10 @@ class TrainingLoop:
     Args:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
-        device: device of the networks; None measures the fastest device for each behavior.
+        device: device of the networks; if None, the loop measures which device is the fastest for
+            each behavior.
         tracker: calls the callbacks, which may end the run unless it has several learners.
-        inference: act and count, but neither learn nor save.
+        inference: act, and count steps and episodes, but neither learn nor save.
         exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
         on_start: called once, when the first behaviors have appeared and can be trained; not called
@@ -399,7 +400,7 @@ class TrainingLoop:
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
-            # The thread for updates starts later, with the present number of threads.
+            # The thread for updates starts later, and takes over the number that is set here.
             torch.set_num_threads(self._threads)
         return device
 
@@ -416,7 +417,7 @@ class TrainingLoop:
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
         """Replace `steps_per_update: auto` by the number in the checkpoint, if there is one."""
-        # `undecided` is called first, because `for_behavior` may log a warning.
+        # `for_behavior` may log a warning, so it is called only if a behavior has `auto`.
         auto = self.settings.undecided()
         if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
             pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)

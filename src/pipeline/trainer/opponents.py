@@ -278,7 +278,7 @@ class UnfinishedGames:
         )
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
-        """Drop the agents of every source for which `gone` returns True."""
+        """Drop the agents of every source (a team of one worker) for which `gone` returns True."""
         self._alive = {source: agents for source, agents in self._alive.items() if not gone(source)}
 
     def state_dict(self) -> list[dict[str, object]]:

@@ -138,7 +138,7 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
     # The first round warms up and is not counted.
     while len(seconds) <= _N_ROUNDS and (len(seconds) < 2 or sum(seconds) < _MOST_S):
         began = clock()
-        # From each call to the next the step grows by `_ROUND`, so a call has `_ROUND` updates.
+        # The step grows by `_ROUND` from call to call, so each call makes `_ROUND` updates.
         completed(twin.update_in_parts(rollout, step=1 + _ROUND * (1 + len(seconds))))
         seconds.append(clock() - began)
     return statistics.median(seconds[1:]) / _ROUND

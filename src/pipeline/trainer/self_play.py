@@ -43,8 +43,9 @@ class SelfPlay:
         if learner.snapshot_pool is None:
             if team != 0 and learner.learns and learner.settings.self_play is None:
                 _log.warning(
-                    "%s plays for another team, but behaviors.%s has no self_play: all teams learn "
-                    "together. Games against each other need self-play to improve steadily.",
+                    "%s plays for a team other than team 0, but behaviors.%s has no self_play, so "
+                    "all teams learn at the same time. If the teams play against each other, add "
+                    "self_play: without it, the policies may not improve steadily.",
                     qualified,
                     learner.name,
                 )

@@ -96,7 +96,8 @@ def usable_device(name: str | None) -> torch.device:
         here = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
         here += ["mps"] if torch.backends.mps.is_available() else []
         names = f"use {', '.join(['cpu', *here])}, which this machine has"
-        # A message with these words lists every device for which torch can be built.
+        # A message with these words lists every device for which torch can be built, so a short
+        # list of names replaces the message.
         if "Expected one of" in reason:
             reason = "the names are cpu, cuda, cuda:N and mps"
         raise SettingsError(

@@ -39,8 +39,9 @@ a step of the loop."""
 def steps_per_row(algorithm: Algorithm) -> float | None:
     """Return how many steps of the loop an update may take for each row of the rollout.
 
-    None means that gradient steps are short. An algorithm with a replay makes few gradient steps at
-    a time, so they count as short.
+    The result is for an update that runs in a thread. It is None if updates run between the loop's
+    steps, because gradient steps are short, or because an algorithm with a replay makes only a few
+    gradient steps at a time.
     """
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())

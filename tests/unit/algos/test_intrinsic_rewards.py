@@ -115,7 +115,7 @@ def test_next_observations_are_gathered_only_on_request():
     assert needs == [False, False, True]
 
 
-def test_reported_reward_of_a_signal_is_the_mean_sum_of_rewards_of_episodes_across_rollouts():
+def test_reported_reward_of_a_signal_averages_the_sums_of_episodes_that_may_span_rollouts():
     agents, learned = Agents(), with_rnd(strength=0.5)
     sums: dict[tuple, float] = {}
     for n in (7, 50):

@@ -251,7 +251,7 @@ def test_last_expert_step_of_an_episode_is_done_if_the_task_ended_but_not_at_a_t
 # --- refused settings and files
 
 
-def test_an_unsupported_reward_signal_is_refused_by_name():
+def test_error_about_an_unsupported_reward_signal_names_the_signal():
     known = settings("rnd")
     unknown = replace(known, reward_signals={"boredom": known.reward_signals["rnd"]})
     with pytest.raises(SettingsError, match=r"signals\.boredom: .* use one of: extrinsic, c"):

@@ -250,8 +250,8 @@ def test_wandb_that_cannot_start_logs_one_warning_and_is_not_tried_again(
     play(sink, 10, 20)
     assert timeouts == [30]
     assert [record.message for record in caplog.records] == [
-        "Weights & Biases cannot be written (OSError: no way to the server). "
-        "WANDB_MODE=offline keeps the run in files."
+        "The run cannot be written to Weights & Biases (OSError: no way to the server). "
+        "WANDB_MODE=offline writes the run into files."
     ]
 
 

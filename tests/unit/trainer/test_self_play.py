@@ -272,7 +272,7 @@ DUEL, CHASE = partial(Duel, n_areas=2), partial(Chase, n_agents=4)
 @pytest.mark.parametrize(
     ("toy", "self_play", "told"),
     [
-        (DUEL, None, "Duel?team=1 plays for another team, but behaviors.Duel has no self_play"),
+        (DUEL, None, "Duel?team=1 plays for a team other than team 0, but behaviors.Duel has no "),
         (
             DUEL,
             SELF_PLAY | {"team_change": 501},

@@ -545,7 +545,7 @@ def test_answer_arrives_complete_through_a_socket_that_accepts_few_bytes_at_a_ti
     ("windows", "told"),
     [
         (settings(), "took only 65535 of a message's 16777221 bytes"),
-        (settings(window=1 << 25) + update(0, 1 << 25), "does not read its answer"),
+        (settings(window=1 << 25) + update(0, 1 << 25), "does not read our answer"),
     ],
 )
 def test_answer_to_a_peer_that_stops_reading_fails_after_the_time_limit(connection, windows, told):

@@ -43,7 +43,7 @@ class TensorBoardSink(Sink):
         self._writers: dict[str, Any] = {}
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Write a behavior's settings, which TensorBoard shows on its page of texts."""
+        """Write a behavior's settings, which TensorBoard shows in its tab Text."""
         # Lines that begin with four spaces are a code block in Markdown.
         text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
         text_value = Summary.Value(

@@ -24,11 +24,11 @@ _STEP = "step"
 
 
 class WandbSink(Sink):
-    """Writes one run of Weights & Biases; environment variables `WANDB_...` configure the run.
+    """Writes a run to Weights & Biases; environment variables `WANDB_...` configure the writing.
 
-    The files are in the folder `wandb` of the run's folder.
+    The local files are in the folder `wandb` in the run's folder.
 
-    The run opens when the first behavior appears. A resumed run keeps its id.
+    The run of W&B opens when the first behavior appears. A resumed run continues this run of W&B.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -38,7 +38,7 @@ class WandbSink(Sink):
         self._complete = False
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Open the run, and write settings that the configuration does not list."""
+        """Open the run once; write a behavior's settings if the configuration does not list it."""
         if not self._tried:
             # Only one attempt is made: a server that does not answer would delay each behavior.
             self._tried = True
@@ -46,8 +46,8 @@ class WandbSink(Sink):
                 self._run = self._opened()
             except Exception as error:  # noqa: BLE001  # tracking never stops training
                 _log.warning(
-                    "Weights & Biases cannot be written (%s: %s). WANDB_MODE=offline keeps the run "
-                    "in files.",
+                    "The run cannot be written to Weights & Biases (%s: %s). WANDB_MODE=offline "
+                    "writes the run into files.",
                     type(error).__name__,
                     str(error).partition("\n")[0],
                 )
@@ -74,7 +74,7 @@ class WandbSink(Sink):
             self._log(behavior, {tag: wandb.Image(image)}, step)
 
     def on_end(self, result: Any) -> None:
-        """Write the final numbers."""
+        """Write the final numbers of the run into its summary."""
         # `close` also runs after an error, and gives exit code 0 only to a complete run.
         self._complete = True
         if self._run is not None:

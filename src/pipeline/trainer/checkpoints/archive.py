@@ -136,7 +136,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
 
 
 def _unknown_step(pickle: bytes) -> str | None:
-    """Return the first opcode or name in a pickle that no plain value or tensor needs, or None."""
+    """Return what a pickle has besides plain values and tensors, as text for an error, or None."""
     if len(pickle) > _MAX_PICKLE_BYTES:
         return f"{len(pickle)} bytes of values besides the tensors"
     try:

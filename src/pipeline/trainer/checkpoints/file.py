@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Keys of the values in a resume file that can be used with the same number of processes only.
+# Keys in a resume file whose values only the same number of processes can use.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
 
 RESUME_FILE = "checkpoint.pt"
@@ -159,7 +159,8 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "
             "older checkpoint"
         )
-    # The entries are checked after the digest, so that a damaged file is not called foreign.
+    # The digest is checked first, so that the error for a damaged file does not say that another
+    # program wrote the file.
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
@@ -246,7 +247,7 @@ def warn_of_other_files(path: Path, state: Mapping[str, Any], settings: TrainerS
     """Warn if files of the user that define parts of the behavior have changed since training."""
     saved, now = state.get("files", {}), settings.plugins()
     if others := [name for name, digest in saved.items() if now.get(name) != digest]:
-        text = "%s: the policy was trained with another %s; it may act differently now."
+        text = "%s: the policy was trained with another version of %s; it may act differently now."
         _log.warning(text, path, ", ".join(others))
 
 
@@ -284,7 +285,7 @@ def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     # `part` lacks the networks and Adam's state, which are equal in all processes.
     algorithm = {**first["learner"]["algorithm"], **part["learner"]["algorithm"]}
     learner = {**first["learner"], **part["learner"], "algorithm": algorithm}
-    # The replay's files belong to the first process; `part` has the rows of other processes.
+    # The replay's files belong to the first process; `part` has the replay rows of this process.
     return {**first, "replay": None, **part, "learner": learner}
 
 

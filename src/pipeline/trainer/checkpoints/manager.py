@@ -48,8 +48,9 @@ class CheckpointManager:
     """Writes the checkpoints of a run.
 
     `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint. Without an
-    exporter the list of checkpoints is not written either. `on_checkpoint` is called with the
-    behavior's name, the file and the step of each numbered checkpoint.
+    exporter the list of checkpoints, `run_logs/training_status.json`, is not written either.
+    `on_checkpoint` is called with the behavior's name, the file and the step of each numbered
+    checkpoint.
     """
 
     def __init__(
@@ -156,10 +157,12 @@ class CheckpointManager:
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
-        # Later files are deleted only if the run continues exactly and thus writes them again.
+        # Checkpoints of later steps are deleted only if the run continues exactly, because it then
+        # writes them again.
         if not exact:
             return
-        # For a behavior in `added`, a checkpoint of this step is newer than the resume file.
+        # `added` lists the behaviors that had no numbered checkpoint of the saved step when the
+        # resume file was written, so such a checkpoint is newer, and is deleted, too.
         first = state["learner"]["step"] + (name not in state.get("run", {}).get("added", ()))
         for path in _all_numbered(files.named(self.run_dir, name), name):
             if _step_of(path, name) >= first:
@@ -171,8 +174,8 @@ class CheckpointManager:
     def has_numbered(self, learner: Learner) -> bool:
         """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        A run that stops at this step does not write the checkpoint a second time. The step may be
-        an old one, because another behavior may have continued to train.
+        If it has, a run that stops now does not write the checkpoint again. The checkpoint may be
+        old: a finished behavior keeps its step while other behaviors continue to train.
         """
         return self._numbered.get(learner.name) == learner.step
 
@@ -196,7 +199,7 @@ class CheckpointManager:
         for learner in learners:
             state = self._state(learner, run)
             state["experience"] = to_saved(learner.experience(with_open=with_open))
-            # The replay is saved before the checkpoint, which names the replay's files.
+            # The replay is saved first, so that all replay files that the checkpoint names exist.
             save = save_replay if self.is_last else save_new_rows
             state |= save(files.named(self.run_dir, learner.name), learner)
             states[learner.name] = state

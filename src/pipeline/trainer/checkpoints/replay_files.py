@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
     """Write the whole replay if `save_replay_buffer` is set.
 
-    Returns the entries that name the file in the checkpoint; an empty map without a file.
+    Returns the checkpoint's entries that name the file; an empty map if no file is written.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -44,7 +44,8 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
     """Write the rows that are in no file yet, if `save_replay_buffer` is set.
 
-    Returns the entry that names all files of the replay in the checkpoint.
+    Returns the checkpoint's entry that names all files of the replay; an empty map if the setting
+    is false.
 
     Raises:
         CheckpointError: The file cannot be written.

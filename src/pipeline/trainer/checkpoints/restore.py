@@ -221,7 +221,10 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     try:
         workers.load_state_dict(moment)
     except MISFITS as error:
-        _log.warning("The environments are reset: %s.", reason_of(error))
+        _log.warning(
+            "The environments are reset: their saved state cannot be restored (%s).",
+            reason_of(error),
+        )
         return False
     return True
 
@@ -239,7 +242,8 @@ def resumes_exactly(
     """
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
-    # A run that was once not resumed exactly cannot equal the uninterrupted run any more.
+    # States that were saved at different times do not fit together, and a run that was once not
+    # resumed exactly cannot equal the uninterrupted run any more.
     if any(run != runs[0] or run.get("interrupted") for run in runs):
         return False
     ends = {name: settings.for_behavior(name).max_steps for name in states}
@@ -332,10 +336,10 @@ def load_policy(path: Path) -> SavedPolicy:
 def first_weights(settings: RunSettings) -> dict[str, Path]:
     """Return, by behavior, the checkpoints with initial weights that the settings name.
 
-    `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
-    of another file in that run's folder of the behavior, or a path. If behaviors that are not
-    listed may appear, the result has every behavior of that run; `weights_of` looks for further
-    behaviors when they appear. A resumed run continues with its own weights.
+    `initialize_from` names a run in the same results folder. A behavior's `init_path` is a path, or
+    the name of a file in the behavior's folder in that run. If behaviors that are not listed may
+    appear, the result has every behavior of that run; `weights_of` looks for further behaviors when
+    they appear. A resumed run continues with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint does not exist.
@@ -368,7 +372,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 
 
 def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
-    """Return the checkpoint of each behavior in a file, in a run's folder, or in a run by its id.
+    """Return each behavior's checkpoint from `source`: a file, a run's folder, or a run's id.
 
     An id is the name of a run's folder that is next to the folder `beside`, or in the settings'
     `results_dir`. A checkpoint of a single behavior is returned for the single behavior that the

@@ -86,7 +86,10 @@ class ResumePoints:
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:
-        """After the first reset, check and log whether this run could be resumed exactly."""
+        """After the first reset, log whether this run could be resumed exactly.
+
+        If the run itself was resumed, but not exactly, record the interruption.
+        """
         if all(learner.finished for learner in learners):  # a finished run takes no more steps
             return
         refusal = self._workers.state_refusal
@@ -181,7 +184,11 @@ class ResumePoints:
             # The actions do not matter: environments send their states from before this step.
             self._workers.step()
         except PipelineError as error:
-            _log.warning("The environments did not send their states: %s", one_line(error))
+            _log.warning(
+                "The environments did not send their states, so an exact resume point of this step "
+                "may be missing: %s",
+                one_line(error),
+            )
         self.complete()
         if not self.is_kept:
             self._checkpoints.refresh(learners, run)
@@ -203,7 +210,7 @@ class JointResumePoints(ResumePoints):
         self._is_wanted = True
 
     def local_state(self) -> dict[str, Any]:
-        """Return this process's progress with a resume point, for the other processes."""
+        """Return this process's data for `merge`, which gets the data of all processes."""
         return {
             "wanted": self._is_wanted,
             "gives states": self.gives_states,

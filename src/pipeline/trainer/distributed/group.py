@@ -107,14 +107,18 @@ class DistributedGroup(ProcessGroup):
         size = min(size, total)
         # Each minibatch needs a row of each process: the all-reduce waits for all processes.
         n_minibatches = min(total // size, int(counts.min()))
-        # The ends of the shares are rounded, so that the shares of all processes add up exactly.
+        # Each process uses a share of its rows. The bounds of the shares are rounded, and not their
+        # sizes, so that the sizes add up to `n_minibatches * size`.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
         cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch; gradients are weighted by this process's number of rows."""
+        """Yield once per minibatch; its gradients are weighted by this process's rows in it.
+
+        `sizes` is the number of rows that this process has in each minibatch.
+        """
         rows = self._numbers(sizes)
         # A weight is this process's number of rows divided by the mean over all processes.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
@@ -326,7 +330,7 @@ class SharedNormalizers:
 
     @torch.no_grad()
     def merge(self, group: DistributedGroup) -> None:
-        """Add the observations of all processes since the last merge."""
+        """Add to the common state the observations of all processes since the last merge."""
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
@@ -360,7 +364,7 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sample that was added to the sample `before` and gave `state`.
+    """Return the sample that, merged with the sample `before`, gives `state`.
 
     This is the inverse of `merged`. A sample is given by count, mean and sum of squared deviations.
     """

@@ -50,7 +50,7 @@ def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) ->
     if n_learners == 1:
         return
     section = f"behaviors.{name}"
-    several = f"with {n_learners} learners"
+    several = f"among {n_learners} learners"
     h = settings.hyperparameters
     if h.why_alone:
         raise SettingsError(f"{section}.trainer_type: {h.why_alone}")
@@ -251,7 +251,7 @@ class JointCheckpoint(Protocol):
     """
 
     def local_state(self) -> dict[str, Any]:
-        """Return this process's progress for the other processes, as plain values."""
+        """Return this process's data for `merge`, as plain values."""
 
     def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
         """Continue the resume point at a synchronisation.

@@ -217,7 +217,7 @@ def _kind_of_first(store: Store) -> str:
     try:
         return store.get("device").decode()
     except RuntimeError as error:
-        raise LearnerLostError("the learner of rank 0 has not started") from error
+        raise LearnerLostError("the learner of rank 0 has not started; see its output") from error
 
 
 def device_of_this_process(device: torch.device) -> torch.device:

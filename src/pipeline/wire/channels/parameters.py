@@ -109,7 +109,10 @@ class Parameters:
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
-        """Return (name, value) of each reading of a set parameter since the last call, in order."""
+        """Return (name, value) of each reading since the last call, in order.
+
+        Readings of parameters without a value or sampler are left out.
+        """
         readings = list(self._readings)
         self._readings.clear()
         return readings
@@ -152,7 +155,8 @@ class Controls:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        # A simulator that reads its samplers itself can draw another value for each of its areas.
+        # Samplers are stored in the simulator's own `parameters`, if it has them, so that it can
+        # draw another value for each of its areas.
         theirs = getattr(simulator, "parameters", None)
         self._parameters = theirs if isinstance(theirs, Parameters) else Parameters()
         self._stats: Callable[[], Iterable[Stat]] | None = getattr(simulator, "stats", None)

@@ -100,7 +100,7 @@ class OutgoingMessage:
     def set_raw_bytes(self, buffer: bytes | bytearray) -> None:
         """Replace the whole payload."""
         if self.buffer:
-            _log.warning("a side channel message that was already written to is overwritten")
+            _log.warning("a side channel message already contains values, which are overwritten")
         self.buffer = bytearray(buffer)
 
 

@@ -227,7 +227,8 @@ def _decode_floats(
 def tail_name(tail: bytes) -> str | None:
     """Return an observation's name, which is in the bytes after the observation's numbers.
 
-    None if these bytes are damaged, hold a shape or data, too, or are too long to be cached.
+    None if these bytes are damaged, too long to be cached, or also contain a shape or observed
+    values.
     """
     return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
 
@@ -271,7 +272,7 @@ def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> Fl
         UnityObservationException: The shape or the number of values does not fit `spec`, or a PNG
             is damaged.
     """
-    # One dimension above the limit is kept, so that a shape that is too long does not match.
+    # A shape with too many dimensions keeps one dimension above the limit, and so does not match.
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:

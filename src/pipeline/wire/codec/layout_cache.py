@@ -40,14 +40,15 @@ from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
 """Smallest number of agents that are read field by field; few agents are as fast one by one."""
-# Largest size of an agent, in bytes, for which the fields of all agents are read together. This
-# copies the observations once more than reading agent by agent, which takes long if they are large.
+# Largest size of an agent, in bytes, for which the fields of all agents are read together. Reading
+# all agents together copies their observations once more than reading agent by agent, and copies of
+# large observations take long.
 _MAX_AGENT_BYTES = 1 << 14
-# Tags of an agent's fields; its observations' tags are part of the pattern.
+# Tags of an agent's fields, except the tag of observations, which is part of `Pattern.data`.
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
 # The tag of an agent in the list.
 _ENTRY = 10
-# The padding is appended to the message, so that a tag may be looked for after its last byte.
+# The padding is appended to a message, so that fields can be looked for beyond its last byte.
 _PADDING = bytes(16)
 
 
@@ -343,7 +344,8 @@ class Decoder:
                 self.n_cached += 1
                 self._next_skips = 1
                 return decision, TerminalSteps.empty(self._spec)
-        # With few agents, protobuf's parser is as fast as NumPy, and reads every message.
+        # With few agents, `_read_fields` is no faster than protobuf's parser, which can read every
+        # message.
         fields = self._read_fields(data) if seems_many(data) else None
         if fields is None:
             infos = records.parse(m.ReceivedAgentInfosProto, data).value
@@ -351,7 +353,8 @@ class Decoder:
             steps = decode_steps(infos, self._spec, self._name)
         else:
             steps = fields.steps(self._spec, self._name)
-        # Messages with an ended episode have other agents, so their layout seldom occurs again.
+        # If an episode has ended, the message also has the ended agents, so its layout seldom
+        # occurs again.
         if len(data) <= _MAX_CACHED_BYTES and not len(steps[1]) and self._is_layout_due():
             self._keep_layout(fields or self._read_fields(data), len(data))
         return steps
@@ -372,7 +375,8 @@ class Decoder:
     def _is_layout_due(self) -> bool:
         """Return whether to store the layout of the present message.
 
-        While no layout occurs again, ever more messages pass between two layouts that are stored.
+        After each stored layout, twice as many messages are skipped as before, until a message has
+        a stored layout.
         """
         if self._n_to_skip > 0:
             self._n_to_skip -= 1

@@ -95,9 +95,9 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
     if kind == SETTINGS:
         wrong = length % 6 != 0 or (bool(flags & ACK) and length != 0)
     if wrong or (kind == GOAWAY and length < 8):
-        raise FrameError(FRAME_SIZE_ERROR, f"a {name(kind)} frame of {length} bytes")
+        raise FrameError(FRAME_SIZE_ERROR, f"a {name(kind)} frame of {length} bytes, a wrong size")
     if length > DEFAULT_FRAME:
-        raise FrameError(ENHANCE_YOUR_CALM, f"a {name(kind)} frame of {length} bytes")
+        raise FrameError(ENHANCE_YOUR_CALM, f"a {name(kind)} frame of {length} bytes, too large")
 
 
 def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
@@ -131,11 +131,11 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
     pairs = list(struct.iter_unpack(">HI", payload))
     for key, value in pairs:
         if key == ENABLE_PUSH and value > 1:
-            raise FrameError(PROTOCOL_ERROR, f"a setting of {value} where 0 or 1 is allowed")
+            raise FrameError(PROTOCOL_ERROR, f"the setting ENABLE_PUSH {value}, not 0 or 1")
         if key == INITIAL_WINDOW and value > LARGEST_WINDOW:
             raise FrameError(FLOW_CONTROL_ERROR, f"an initial window of {value} bytes")
         if key == MAX_FRAME and not DEFAULT_FRAME <= value <= LARGEST_FRAME:
-            raise FrameError(PROTOCOL_ERROR, f"a largest frame of {value} bytes")
+            raise FrameError(PROTOCOL_ERROR, f"the setting MAX_FRAME_SIZE {value}, out of range")
     return pairs
 
 
@@ -244,5 +244,7 @@ def _pseudo_headers(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]
             or (name == b"te" and value.lower() != b"trailers")
             or (name == b":path" and not value)
         ):
-            raise FrameError(PROTOCOL_ERROR, f"a call with the header {name!r}: {value[:80]!r}")
+            raise FrameError(
+                PROTOCOL_ERROR, f"a call with the malformed header {name!r}: {value[:80]!r}"
+            )
     return pseudo

@@ -92,7 +92,7 @@ class GrpcServer(calls.CallServer):
         return self._owner is not None
 
     def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
-        del now  # `now` is not needed, because the runtime's threads refuse other clients
+        del now  # `now` times the refusal of other clients, which the runtime's threads do here
         try:
             return self._next_call(wait_s), False
         except queue.Empty:

@@ -223,7 +223,9 @@ class Connection(ABC):
                     # The length is checked now, before the rest of the frame is collected in
                     # memory.
                     if length > self._call_limit:
-                        raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
+                        raise FrameError(
+                            frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes, too large"
+                        )
                     is_large = kind == DATA and stop - end > _LARGE_BYTES
                     if is_large and self._start_large(flags, stream, length, view[position + 9 :]):
                         position = end
@@ -304,7 +306,7 @@ class Connection(ABC):
         block = self._block[2]
         block += payload
         if len(block) > frames.MAX_BLOCK_BYTES:
-            raise FrameError(frames.ENHANCE_YOUR_CALM, f"more than {len(block)} bytes of headers")
+            raise FrameError(frames.ENHANCE_YOUR_CALM, f"{len(block)} bytes of headers, too many")
         if flags & END_HEADERS:
             self._expected = None
             self._take_block(self._block[1], stream, bytes(block))
@@ -504,7 +506,7 @@ class OutgoingConnection(Connection):
 
     def _on_further_headers(self, flags: int, call: Stream, block: bytes) -> None:
         del block
-        # HEADERS before the data begin the answer; HEADERS after data must be its trailers, which
+        # An answer begins with HEADERS. HEADERS after the data must be the answer's trailers, which
         # end the stream.
         if call.size and not flags & END_STREAM:
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")

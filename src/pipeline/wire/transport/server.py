@@ -111,7 +111,7 @@ class IncomingConnection(Connection):
         self._streams.pop(stream, None)
         while self._unsent:
             if not self._wait_writable(deadline):
-                raise UnityCommunicationException("the environment does not read its answer")
+                raise UnityCommunicationException("the environment does not read our answer")
 
     def refuse(self, stream: int, status: int, why: str) -> None:
         """Answer the call on `stream` with gRPC's status code `status` and the reason `why`."""
@@ -121,7 +121,7 @@ class IncomingConnection(Connection):
 
     def _on_new_stream(self, flags: int, stream: int, block: bytes) -> Stream | None:
         if stream % 2 == 0:
-            raise FrameError(frames.PROTOCOL_ERROR, f"a call on stream {stream}")
+            raise FrameError(frames.PROTOCOL_ERROR, f"a call on stream {stream}, an even number")
         if stream <= self._last_stream:
             self._on_closed_stream(HEADERS, flags, stream)
             self._reader.read_trailers(block)
@@ -240,8 +240,8 @@ class Server(calls.CallServer):
     """Listens on loopback for one environment; the thread that waits reads the socket itself.
 
     The first connection that sends a greeting, and that `peers` allows, owns the conversation.
-    While it is open, all other connections are closed unread, twice a second; when it breaks, the
-    environment may continue on another connection.
+    While this connection is open, the server looks for other connections twice a second, and closes
+    them unread; when it breaks, the environment may continue on another connection.
 
     While no thread waits, as in a long update of the networks or while other environments start, a
     keeper thread reads twice a second, because clients give up if nobody sends them SETTINGS,
