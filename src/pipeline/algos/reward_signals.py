@@ -281,7 +281,7 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
     fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
     obs, next_obs = tensors(rollout.obs, device), []
     if with_next_obs:
-        # The next row has a row's next observation, except at the end of a trajectory.
+        # The observation after a row is in the next row, except at the end of a trajectory.
         next_obs = [values.roll(-1, 0) for values in obs]
         for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
             values[ends] = after

@@ -346,7 +346,8 @@ class XQC(OffPolicy):
             loss_pi, moments = self.actor_optimizer.descend(
                 self.actor_losses, self._with_noise(batch), max_norm=max_norm
             )
-            # The running statistics move as far as in `delay` moves, one for each update.
+            # The actor's running statistics are updated only at every `delay`-th update, so they
+            # move as far as in `delay` single updates.
             self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
@@ -494,7 +495,7 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     if network.memory is not None:
         raise SettingsError(
             "network_settings.memory: trainer_type xqc has no memory (batch statistics over "
-            "sequences of several lengths would be wrong); use sac or ppo, or leave it out"
+            "sequences of several lengths would be wrong); leave memory out, or use sac or ppo"
         )
     if network.layer_norm or network.activation != "swish":
         key = "layer_norm" if network.layer_norm else "activation"
