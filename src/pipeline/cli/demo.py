@@ -54,7 +54,7 @@ def add_options(parser: Parser) -> None:
     text = "write a .demo file as a table, a Minari dataset or a specification file"
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
-    _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
+    _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
     text = (
         "for a Minari dataset: the environment that gives the dataset its spaces and environment id"
     )
@@ -257,7 +257,7 @@ def merge(arguments: argparse.Namespace) -> str:
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Write the episodes that meet every condition to a new file; return lines about both files."""
+    """Write the episodes that meet every condition to a new file; return lines on the episodes."""
     from pipeline.demos.demonstrations import trim_demo
 
     conditions = {

@@ -90,7 +90,7 @@ def build(arguments: argparse.Namespace) -> str:
             + shell_command("pipeline", "learn", "CONFIG", "--env", name)
         )
     simulator, options = packed
-    if copies is not None:  # the agents of a built-in simulator are its copies of the task
+    if copies is not None:  # a built-in simulator takes `--copies` as its number of agents
         if copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
         options["n_agents"] = copies

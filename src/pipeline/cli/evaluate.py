@@ -26,8 +26,8 @@ def add_options(parser: Parser) -> None:
         "environment with several behaviors; or results/export/EXPERIMENT, for all its seeds",
     )
     text = (
-        "a path, an environment of params.yaml, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function"
+        "the path of an executable, an environment of params.yaml, balance_ball, gymnasium:ID, "
+        "pettingzoo:ID or module:function"
     )
     option(parser, "--env NAME", text, required=True)
     option(parser, "--episodes N", "number of episodes", default=100)

@@ -82,15 +82,15 @@ _TABLE = {
         "--track NAME": "where to write summaries, in addition to the console and progress.csv: "
         f"{', '.join(SINKS.ours)}, or a sink of an installed package; for several sinks use "
         "commas or repeat the option (default: tensorboard, and the sinks of installed packages)",
-        "--inference": "act without learning until you stop it; give it with --resume or "
+        "--inference": "act without learning until you stop the run; also give --resume or "
         "--initialize-from",
         "--num-runs N": "number of runs, one after another: <run-id>-0 with the seed, <run-id>-1 "
         "with the next seed, ...; for parallel runs use experiments in params.yaml (default: 1)",
         "--seed N": "seed of all random numbers (default: -1, a random seed, which is printed)",
     },
     "environment": {
-        "--env NAME": "the environment: a path, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function (default: the Unity Editor, when it connects)",
+        "--env NAME": "the environment: the path of an executable, balance_ball, gymnasium:ID, "
+        "pettingzoo:ID or module:function (default: wait for the Unity Editor)",
         "--num-envs N": "number of executables that run in parallel, in lockstep (default: 1); "
         "without --env the same as --attach",
         "--attach N": "wait for N players that you start, the first on port 5004 or --base-port, "

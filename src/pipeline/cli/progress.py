@@ -35,7 +35,7 @@ _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
 
 
 class Job(NamedTuple):
-    """A job of the DAG, named by its stage and instance as in the events that the stage reports."""
+    """A job of the DAG: a stage and its instance, by the names in the stage's progress events."""
 
     stage: str
     instance: str
@@ -101,7 +101,7 @@ def graph_of(params: Params, root: Path) -> Graph:
         for job, read in reads.items()
     }
     before: dict[Job, frozenset[Job]] = {}
-    # In topological order, `before` is complete for the jobs that a job needs.
+    # In topological order, a job comes after the jobs that it needs, so `before` has these jobs.
     for job in TopologicalSorter(needs).static_order():
         before[job] = frozenset(needs[job]).union(*(before[needed] for needed in needs[job]))
     return Graph(before, names)

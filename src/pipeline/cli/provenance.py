@@ -54,8 +54,8 @@ def add_options(parser: Parser) -> None:
         "file", type=Path, help="an .onnx file of the stage export or of `pipeline learn`"
     )
     text = (
-        "the checkout or project to compare with; default: the present folder, else the project "
-        "that contains the file"
+        "the checkout or project to compare with; default: the present folder if it is one, else "
+        "the project that contains the file"
     )
     option(parser, "--tree DIR", text)
     text = "compare with another file instead, and name the first possible cause of a difference"
