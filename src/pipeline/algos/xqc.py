@@ -246,7 +246,7 @@ class TrainedPolicy(Policy):
         self._unit_weights = unit_weights
 
     def after_step(self) -> None:
-        """Set the norms of weights to 1, and fold the weights into the acting policy."""
+        """Set the norms of the unit weights to 1, and fold the actor into the acting policy."""
         set_unit_norms(self._unit_weights)
         cast("NormalizedActor", self.actor).fold_into(self._acting[0].actor)
 
@@ -321,7 +321,7 @@ class XQC(OffPolicy):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of the stored experience, with the choices that are allowed after each row."""
+        """Shape and dtype of each stored column, with `next_allowed` at each trajectory's end."""
         fields = super().fields
         if "allowed" in fields:
             fields["next_allowed"] = replace(fields["allowed"], at_end=True)
