@@ -62,7 +62,7 @@ def add_options(parser: Parser) -> None:
     text = "join several .demo files into one"
     command = parser.add_command("merge", text, merge)
     command.add_argument(
-        "files", nargs="+", type=Path, help=".demo files or folders, in this order"
+        "files", nargs="+", type=Path, help=".demo files or folders, which are joined in this order"
     )
     _add_output(command, "the .demo file to write")
     text = "behavior name to write, if the files' behaviors have different names"

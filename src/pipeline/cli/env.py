@@ -34,8 +34,8 @@ def add_options(parser: Parser) -> None:
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
     text = (
-        "setting as in the environment's section of params.yaml, such as teams=index; may be "
-        "repeated"
+        "a setting that the environment's section of params.yaml may have, such as teams=index; "
+        "may be repeated"
     )
     option(command, "--option KEY=VALUE", text, **several)
     text = "list the built-in environments and the environments in manifests"

@@ -206,8 +206,8 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # The exporter is passed on, because the trainer may not import the DAG (layers in
-            # pyproject.toml).
+            # The trainer gets the exporter as an argument, because the trainer may not import the
+            # DAG (layers in pyproject.toml).
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,

@@ -108,7 +108,7 @@ def graph_of(params: Params, root: Path) -> Graph:
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return the name of a stage's instance in its events, for an entry of a table of runs."""
+    """Return the name that progress events give to a job's instance, for an entry of the runs."""
     if not key:
         return "all"
     if "seed" in entry:

@@ -34,7 +34,7 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The comparison of one input of a policy with the same input of a project or other policy."""
+    """The comparison of a policy's input with the same input of a project or of another policy."""
 
     what: str
     verdict: Verdict
