@@ -146,5 +146,6 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    # The public names are added, so that completion in a shell offers them before their import.
+    # The public names are added, so that completion in a Python shell offers them before they are
+    # imported.
     return [*globals(), *__all__]

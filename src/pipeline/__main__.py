@@ -23,7 +23,7 @@ def mlagents_load_from_hf() -> int:
 
 
 def main(*words: str) -> int:
-    """Run the command and return its exit code.
+    """Run the command that the command line names, and return its exit code.
 
     Args:
         words: words to put before the command line's own words; if given, help shows the name of

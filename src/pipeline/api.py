@@ -430,7 +430,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
-    # The file of a policy for Unity has the name of its behavior.
+    # An `.onnx` file is named after its behavior, so the name without `.onnx` is the behavior's.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper

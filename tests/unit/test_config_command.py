@@ -95,7 +95,10 @@ def test_config_check_and_learn_refuse_missing_demonstrations_in_the_same_words(
     assert cli.main(["learn", "new.yaml"]) == 2
     refused = capsys.readouterr().err.removeprefix("error: ")
     assert cli.main(["config", "check", "new.yaml"]) == 2
-    assert capsys.readouterr() == ("", f"error: valid, but cannot be used yet: {refused}")
+    assert capsys.readouterr() == (
+        "",
+        f"error: the configuration is valid, but cannot be used yet: {refused}",
+    )
     assert "demo_path: no.demo" in run(capsys, "check", "new.yaml", "--full")
 
 

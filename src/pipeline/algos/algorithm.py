@@ -224,7 +224,8 @@ class Algorithm(ABC):
 
         `obs` are the observations [B, *shape] of closed trajectories.
         """
-        # Observations are copied to the device only if normalisers or learning signals read them.
+        # Observations are copied to the device only if normalisers read them, or reward signals
+        # other than the environment's reward.
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
             self.policy.normalizers.update(rows)
@@ -297,14 +298,16 @@ class Algorithm(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         for name, network in self.own_networks.items():
-            # Loading is strict, so that a checkpoint with missing or unknown weights cannot resume.
+            # Loading is strict: a run must not resume from a checkpoint with missing or unknown
+            # weights.
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])
         restore_generator(self.action_stream, state["action_stream"])
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.bc is not None and state["cloning"] is not None:
             self.bc.load_state_dict(state["cloning"])
-        # Checkpoints of early versions, which had no learning signals, have no key `signals`.
+        # Checkpoints of early versions have no key `signals`: the environment's reward was the only
+        # reward signal.
         if self.signals.learning:
             self.signals.load_state_dict(state["signals"])
         if self.intrinsic is not None:

@@ -98,7 +98,8 @@ class BehavioralCloning:
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
             lengths = _lengths(rows)
-            # Demonstrations have no memory of a policy, so each sequence begins with zeros.
+            # Demonstrations have no memory of a policy, so each sequence begins with a memory of
+            # zeros.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
         self.rows = Rows(obs=tensors(rows.obs, device), fields=fields, sequences=sequences)
         """Steps to imitate, with observations that are not normalised."""
@@ -128,7 +129,7 @@ class BehavioralCloning:
     def from_settings(
         policy: Policy, settings: TrainerSettings, *, seed: int
     ) -> BehavioralCloning | None:
-        """Return the auxiliary loss of the `behavioral_cloning` settings; None without them.
+        """Return behavioral cloning with the settings `behavioral_cloning`; None without them.
 
         Raises:
             DemonstrationError: The demonstrations cannot be used.
@@ -231,7 +232,8 @@ class BehavioralCloning:
         # Sequences are evaluated at once, because `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
-        # Losses are weighted by their numbers of rows, because the last chunk may be shorter.
+        # Each chunk's loss is weighted by the chunk's number of rows, because the last chunk may be
+        # shorter.
         return sum(float(self.loss(chunk)) * len(chunk) / n for chunk in rows.split(CHUNK))
 
     def observe(self) -> None:

@@ -79,7 +79,8 @@ def first_non_finite(
     """
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
-            # `gradients` has no entry for parameters that this optimizer does not train.
+            # `gradients` are those of one optimizer, and have no entry for parameters that this
+            # optimizer does not train.
             values = parameter if gradients is None else gradients.get(parameter)
             if values is not None and not values.isfinite().all():
                 return f"{network}.{name}"

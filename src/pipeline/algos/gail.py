@@ -28,7 +28,7 @@ from pipeline.nets.layers import linear, xavier
 from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
 # This number keeps logarithms finite where the discriminator's probability is 0 or 1, and the
-# derivative of the root finite where the gradient's norm is 0.
+# derivative of the square root in the gradient penalty finite where the gradient is 0.
 EPSILON = 1e-7
 # These are ML-Agents' values. GRADIENT_WEIGHT is lambda of arXiv 1704.00028.
 ESTIMATE_GAIN = 0.2
@@ -99,7 +99,7 @@ class Discriminator(nn.Module):
     def divergence(self, mean: Tensor) -> Tensor:
         """Return the KL divergence [B] of codes with means `mean` [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
-            raise ValueError("a discriminator without a bottleneck has no code")
+            raise ValueError("the discriminator has no codes; set use_vail")
         # This closed form holds for two normal distributions; the sum is over a code's numbers.
         log_variance = 2.0 * self.log_deviation
         return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(1)
@@ -234,7 +234,7 @@ class GAIL(RewardSignal):
         return self.network.inputs(self.expert.take(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the network, Adam's moments, the bottleneck's weight and the random stream."""
+        """Return the network, Adam's moments, `beta` and the state of the random stream."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -179,7 +179,8 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        # `ends` has no bound for the largest count, which has all the remaining probability.
+        # `ends` has the cumulative probability of each count except the largest, which gets all the
+        # remaining probability.
         ends = (chances / chances.sum()).cumsum()[:-1]
         # A uniform random number, mapped by the inverse of the cumulative distribution, is a draw
         # from the distribution.
@@ -234,7 +235,7 @@ class OffPolicy(Algorithm):
         return step >= h.buffer_init_steps and n_rows >= h.batch_size
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Use `settings`, in which `steps_per_update: auto` has become a number, from now on."""
+        """From now on use `settings`, which have a number in place of `steps_per_update: auto`."""
         self.settings = settings
         self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
 
@@ -249,7 +250,8 @@ class OffPolicy(Algorithm):
                 "steps_per_update: auto becomes a number only in a run that measures its speed; "
                 "give a number"
             )
-        # This is the smallest n with (step - init) / n <= steps_per_update, minus `n_done`.
+        # This is the smallest n with (step - buffer_init_steps) / n <= steps_per_update, minus
+        # `n_done`.
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
     def _update_signals(self, step: int) -> dict[str, float]:
@@ -410,13 +412,13 @@ class OffPolicy(Algorithm):
         restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
-        # A run that was saved without reward normalisation has no such state.
+        # A checkpoint of a run without reward normalisation has no key `reward_scale`.
         if self.reward_scale is not None and "reward_scale" in state:
             self.reward_scale.load_state_dict(state["reward_scale"])
 
 
 def _gaussian_entropy(sigma: float | None) -> float:
-    """Return log(2 pi e sigma^2) / 2, the entropy of N(0, sigma^2); for None the default value."""
+    """Return the entropy of N(0, sigma^2), log(2 pi e sigma^2) / 2; CONTINUOUS_ENTROPY for None."""
     if sigma is None:
         return CONTINUOUS_ENTROPY
     return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)

@@ -231,8 +231,9 @@ class POCA(PPO):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
-    # A group of N members has 1 + N sets of N places, so memory grows with the square of N:
-    # `_PLACES` limits the places of a chunk, and `_CHUNK` its moments.
+    # For a group of N members, the critic has a set of N places for the value, and one for each of
+    # N baselines, so memory grows with the square of N: `_PLACES` limits the places of a chunk, and
+    # `_CHUNK` its moments.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]

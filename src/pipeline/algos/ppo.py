@@ -179,9 +179,9 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     """Return an older policy's rows, changed so that the current policy can learn from them.
 
     Ratios are clipped relative to the current policy, so that an update can change the policy as
-    much as without the delay; advantages are weighted by the ratio of the current policy to the
-    policy that acted. Source: Hilton et al. 2021, arXiv 2110.00641; here per action component as in
-    `policy_loss`.
+    much as with rows of the current policy; advantages are weighted by the ratio of the current
+    policy to the policy that acted. Source: Hilton et al. 2021, arXiv 2110.00641; here per action
+    component as in `policy_loss`.
 
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
@@ -240,7 +240,8 @@ class PPO(Algorithm):
         self.return_scale: RewardScale | None = None
         if self.hyperparameters.return_normalization:
             n_signals = len(self.signals.names)
-            # The discount has no effect, because only `RewardScale.observe` reads it, not `add`.
+            # The discount has no effect: only `RewardScale.observe` reads it, and PPO calls only
+            # `RewardScale.add`.
             self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
@@ -326,7 +327,7 @@ class PPO(Algorithm):
 
     @property
     def _unit(self) -> FloatArray:
-        """float32 [S] return that a critic's output of 1 means: 1, or `return_scale.divisor`."""
+        """float32 [S] factors from critic outputs to returns: 1, or `return_scale.divisor`."""
         if self.return_scale is None or self.return_scale.count == 0:
             return np.ones(len(self.signals.names), np.float32)
         unit: FloatArray = self.return_scale.divisor.astype(np.float32)
@@ -516,8 +517,8 @@ class PPO(Algorithm):
     ) -> dict[str, FloatArray]:
         """Return `estimates` with `returns` [R, S] and `advantage` [R, 1], by name.
 
-        With `return_normalization` returns and estimates are divided by `return_scale.divisor`, a
-        statistic to which the returns are added first if the rollout `is_new`.
+        With `return_normalization` returns and estimates are divided by `return_scale.divisor`. If
+        the rollout `is_new`, its returns are first added to the statistics of `return_scale`.
         """
         estimates = {name: values * self._unit for name, values in estimates.items()}
         advantages = self.advantages(
@@ -572,7 +573,8 @@ class PPO(Algorithm):
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
-        # A critic with its own body ignores the argument `hidden`, so `obs[0]` is as good as any.
+        # A critic with its own body ignores the argument `hidden`, so it gets `obs[0]`, which costs
+        # nothing, instead of the actor's output.
         hidden = self.policy.actor(obs, actors) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value
@@ -596,7 +598,7 @@ class PPO(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
-        # A run that was saved without return normalisation has no such state.
+        # A checkpoint of a run without return normalisation has no key `return_scale`.
         if self.return_scale is not None and "return_scale" in state:
             self.return_scale.load_state_dict(state["return_scale"])
 

@@ -34,7 +34,7 @@ class LearnerGroup(Protocol):
         """Return whether all processes together have enough rows for an update."""
 
     def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean of each of an update's statistics over all processes, by tag."""
+        """Return each statistic of an update, averaged over all processes, by tag."""
 
 
 class ProcessGroup:
@@ -61,10 +61,10 @@ class ProcessGroup:
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
-        """Iterate once per minibatch; `sizes` are the numbers of this process's rows in them.
+        """Yield None for each minibatch, in which this process has `sizes` rows.
 
-        When the gradients of an iteration are averaged over processes, the weight of a process is
-        its number of rows.
+        While the caller handles a minibatch, `average_gradients_` weights each process by its
+        number of rows.
         """
         return repeat(None, len(sizes))
 

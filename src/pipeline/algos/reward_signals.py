@@ -281,7 +281,7 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
     fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
     obs, next_obs = tensors(rollout.obs, device), []
     if with_next_obs:
-        # The next row has a row's next observation, except at the end of a trajectory.
+        # The observation after a row is in the next row, except at the end of a trajectory.
         next_obs = [values.roll(-1, 0) for values in obs]
         for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
             values[ends] = after
@@ -343,7 +343,8 @@ class IntrinsicRewards:
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all have K items, or all none
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
-            # Sums are kept by slot, because a trajectory may be only a part of an episode.
+            # A trajectory may be only a part of an episode, so the episode's sum so far is kept by
+            # the agent's slot.
             before = None if begins else self._open.pop(slot, None)
             so_far = (
                 total if before is None else [a + b for a, b in zip(before, total, strict=True)]

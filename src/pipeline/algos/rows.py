@@ -63,7 +63,7 @@ class Rows:
 
     @property
     def discrete(self) -> Tensor:
-        """int64 [R, branches] chosen actions of the branches."""
+        """int64 [R, branches] index of each branch's chosen action."""
         return self.fields["discrete"]
 
     @property
@@ -98,7 +98,7 @@ class Rows:
 
     @property
     def baseline(self) -> Tensor:
-        """[R, S] counterfactual baseline: a group value that does not read the row's action."""
+        """[R, S] counterfactual baseline: a group value that is independent of the row's action."""
         return self.fields["baseline"]
 
     @property
@@ -194,7 +194,7 @@ def _sequences(
 
 
 def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
-    """Return the arrays as tensors on `device`, over the same memory where possible."""
+    """Return the arrays as tensors on `device`, which share the arrays' memory where possible."""
     return [
         # Read-only arrays are copied, because torch would warn about them.
         torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
@@ -278,7 +278,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
-        # `followed` gives the observations after trajectories higher indices than all rows.
+        # In the indices of `followed`, the observations after trajectories come after all rows.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

@@ -185,7 +185,8 @@ class SAC(OffPolicy):
         lengths = critics.lengths
         firsts = (lengths.cumsum(0) - lengths).to(self.device)
         with torch.no_grad():
-            # The next observation is valued with the memory after the sequence's first row.
+            # The sequence of next observations begins one row later, so its memory is the memory
+            # after the first row.
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
         return actors, critics, SequenceState(memory=later, lengths=lengths)
 

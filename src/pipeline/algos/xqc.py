@@ -247,7 +247,7 @@ class TrainedPolicy(Policy):
         self._unit_weights = unit_weights
 
     def after_step(self) -> None:
-        """Set the norms of weights to 1, and fold the weights into the acting policy."""
+        """Set the norms of the unit weights to 1, and fold the actor into the acting policy."""
         set_unit_norms(self._unit_weights)
         cast("NormalizedActor", self.actor).fold_into(self._acting[0].actor)
 
@@ -322,7 +322,7 @@ class XQC(OffPolicy):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of the stored experience, with the choices that are allowed after each row."""
+        """Shape and dtype of each stored column, with `next_allowed` at each trajectory's end."""
         fields = super().fields
         if "allowed" in fields:
             fields["next_allowed"] = replace(fields["allowed"], at_end=True)
@@ -347,7 +347,8 @@ class XQC(OffPolicy):
             loss_pi, moments = self.actor_optimizer.descend(
                 self.actor_losses, self._with_noise(batch), max_norm=max_norm
             )
-            # The running statistics move as far as in `delay` moves, one for each update.
+            # The actor's running statistics are updated only at every `delay`-th update, so they
+            # move as far as in `delay` single updates.
             self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
@@ -495,7 +496,7 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     if network.memory is not None:
         raise SettingsError(
             "network_settings.memory: trainer_type xqc has no memory (batch statistics over "
-            "sequences of several lengths would be wrong); use sac or ppo, or leave it out"
+            "sequences of several lengths would be wrong); leave memory out, or use sac or ppo"
         )
     if network.layer_norm or network.activation != "swish":
         key = "layer_norm" if network.layer_norm else "activation"

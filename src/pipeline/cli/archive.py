@@ -80,7 +80,7 @@ def add_options(parser: Parser) -> None:
     option(
         parser,
         "--with-packages",
-        "also add the packages, for this platform and Python version: 0.5 GB, 3 GB with CUDA",
+        "also add the Python packages for this platform and Python version: 0.5 GB, 3 GB with CUDA",
     )
 
 
@@ -159,8 +159,7 @@ def result_files(params: Params, root: Path) -> Iterator[Path]:
 def _committed(root: Path) -> tuple[dict[str, bytes], str]:
     """Return the files of a repository's newest commit, and the commit's id.
 
-    The content of each file is returned by the file's name. Results are left out, even if the
-    commit has them.
+    The files are a map from names to contents. Results are left out, even if the commit has them.
 
     Raises:
         StageError: There is no commit, or a source differs from it: an archive of the commit would
@@ -176,7 +175,8 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
     if names := [line[3:] for line in edited.splitlines()]:
         raise StageError(
             f"{root}: {few(names, _MOST_NAMED)} differ from the commit {commit[:12]}, so the "
-            "archive would not have what made the results; commit them, and `pipeline run` again"
+            "archive would not have the files that made the results; commit them, and call "
+            "`pipeline run` again"
         )
     command = ["git", "-C", str(root), "archive", "--format=tar", "HEAD"]
     packed = subprocess.run(command, capture_output=True, check=True)  # noqa: S603  # fixed command
@@ -281,8 +281,8 @@ def _locks(root: Path) -> dict[str, Path]:
 def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
     """Return the lock files, with only one of the two lock files for torch.
 
-    If `cpu` is True, the lock file of torch for the CPU only is kept, else the lock file of torch
-    as PyPI has it.
+    If `cpu` is True, the lock file for torch's CPU builds is kept, else the lock file for the
+    builds on PyPI.
     """
     by_name = {path.name: path for path in locks}
     by_name.pop(TORCH if cpu and TORCH_CPU in by_name else TORCH_CPU, None)
@@ -321,8 +321,8 @@ def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
     if others := list(unlocked(versions)):
         raise StageError(
             f"{few(others, _MOST_NAMED)}: the installed versions are not the locked ones; install "
-            "the locked versions and `pipeline run`, or lock the installed ones (`make lock` in a "
-            "clone of rl-pipeline)"
+            "the locked versions and call `pipeline run`, or lock the installed ones (`make lock` "
+            "in a clone of rl-pipeline)"
         )
     for description in sorted((root / "build/env").glob(f"*/{DESCRIPTION}")):
         needed = packages_in(load(description.parent).file)

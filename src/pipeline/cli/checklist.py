@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return both checklists, with answers that params.yaml and the runs' records give."""
+    """Return the checklists of NeurIPS and ACM, with answers from params.yaml and run records."""
     known = {key: [*lines] for key, lines in _known(Path.cwd(), load_params()).items()}
     forms: Forms = {}
     for title, text in _FORMS.items():

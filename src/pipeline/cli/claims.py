@@ -67,7 +67,8 @@ def add_options(parser: Parser) -> None:
 def _check(arguments: argparse.Namespace) -> str:
     """Return a line for each claim, which says whether the present results confirm the claim.
 
-    If the result files differ from the recorded files, further lines name the first cause.
+    If the result files differ from the files that claims.lock records, further lines name the
+    first cause.
 
     Raises:
         ClaimError: A claim does not hold; the answers have been printed.
@@ -99,7 +100,7 @@ def _check(arguments: argparse.Namespace) -> str:
 
 
 def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[str]:
-    """Return lines on why the result files differ from the recorded files.
+    """Return lines on why the result files differ from the files that claims.lock records.
 
     The list is empty if the files are equal, or if there are no results.
     """
@@ -164,7 +165,10 @@ def _history(root: Path, name: str, seed: int) -> list[Record]:
 
 
 def _write(arguments: argparse.Namespace) -> str:
-    """Write claims.yaml and claims.lock; entries with other names are not changed."""
+    """Write the claims about experiments into claims.yaml, and their records into claims.lock.
+
+    Entries with names that this command does not write are not changed.
+    """
     root, params, remarks = Path.cwd(), load_params(), list[str]()
     load_claims(root)  # a mistake in claims.yaml is reported before anything is written
     named, names = arguments.experiments, []

@@ -203,7 +203,10 @@ def _answer(
 
 
 def _chosen(root: Path, params: Params, name: str) -> str:
-    """Return a text with a sweep's best trial and files of the sweep; empty before the ranking."""
+    """Return a text that names a sweep's best trial, and the file and command that show all trials.
+
+    The text is empty until the sweep's trials are ranked.
+    """
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
     # The ranking is written last, so it is absent while the sweep runs.
@@ -346,7 +349,7 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name, members in experiments.items():
         for seed, (run, environment) in members.items():
-            # The file is written when the run ends; before that the time is None.
+            # seconds.json is written when the run ends; before that the time is None.
             seconds = read_map(run / "run_logs/seconds.json").get("total")
             status = read_map(run / "run_logs/training_status.json")
             outcomes += [
@@ -376,8 +379,8 @@ def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
     """Return runs of `pipeline learn` by experiment and seed.
 
-    Runs with equal settings except the seed are one experiment. The experiment gets a name from the
-    names or the path of its runs that is not in `used_names`.
+    Runs with equal settings except the seed are one experiment. Its name is made from the names or
+    the path of its runs, and is not in `used_names`.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:
@@ -432,7 +435,8 @@ def _name_of(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     first, last = min(names), max(names)
-    # In sorted order, the first and the last name share only what all names share.
+    # The common start of the first and the last name in sorted order is the common start of all
+    # names.
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
     # `walk-seed1` and `walk-seed2` share `walk-seed`, which becomes `walk`.
     common = first[:n].rstrip("-_. ")

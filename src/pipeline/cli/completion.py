@@ -17,7 +17,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the completion script of a shell; options that take a path complete files."""
+    """Return the completion script of a shell; it completes file names for options with a path."""
     import shtab
 
     # The parser that has read this command line has only the options of `pipeline completion`.

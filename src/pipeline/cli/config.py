@@ -63,7 +63,7 @@ def check(arguments: argparse.Namespace) -> str:
     """
     file = arguments.file
     parts = _by_kind([file])
-    # Curriculum and sampler may be given by option or as the file itself, but not twice.
+    # A curriculum or sampler file may be given as `file` or by its option, but not by both.
     named: dict[Kind, Path | None] = {
         "curriculum": arguments.curriculum,
         "sampler": arguments.sampler,
@@ -85,7 +85,7 @@ def check(arguments: argparse.Namespace) -> str:
         missing = list(missing_demonstrations(settings).values())
         # This is also the rule of `learn`: a run is refused if no behavior has its demonstrations.
         if missing and len(missing) == max(len(settings.behaviors), 1):
-            raise SettingsError(f"valid, but cannot be used yet: {missing[0]}")
+            raise SettingsError(f"the configuration is valid, but cannot be used yet: {missing[0]}")
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
         olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
         return _verdict(olds, settings, present)

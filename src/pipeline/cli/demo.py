@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
     text = "write a .demo file as a table, a Minari dataset or a specification file"
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
-    _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
+    _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
     text = (
         "for a Minari dataset: the environment that gives the dataset its spaces and environment id"
     )
@@ -59,7 +59,7 @@ def add_options(parser: Parser) -> None:
     text = "join several .demo files into one"
     command = parser.add_command("merge", text, merge)
     command.add_argument(
-        "files", nargs="+", type=Path, help=".demo files or folders, in this order"
+        "files", nargs="+", type=Path, help=".demo files or folders, which are joined in this order"
     )
     _add_output(command, "the .demo file to write")
     text = "behavior name to write, if the files' behaviors have different names"
@@ -254,7 +254,7 @@ def merge(arguments: argparse.Namespace) -> str:
 
 
 def trim(arguments: argparse.Namespace) -> str:
-    """Write the episodes that meet every condition to a new file; return lines about both files."""
+    """Write the episodes that meet every condition to a new file; return lines on the episodes."""
     from pipeline.demos.demonstrations import trim_demo
 
     conditions = {

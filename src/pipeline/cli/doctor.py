@@ -216,7 +216,10 @@ def _store(root: Path) -> str:
         except PipelineError:
             raise
         except Exception as error:  # MLflow, SQLAlchemy and Alembic raise errors of their own here
-            raise Problem(f"{file} cannot be read ({one_line(error)})") from error
+            raise Problem(
+                f"{file} cannot be read ({one_line(error)}); `pipeline runs --rebuild` makes it "
+                "again"
+            ) from error
     if address.scheme in ("http", "https"):
         port = address.port or (443 if address.scheme == "https" else 80)
         try:

@@ -31,8 +31,8 @@ def add_options(parser: Parser) -> None:
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
     text = (
-        "setting as in the environment's section of params.yaml, such as teams=index; may be "
-        "repeated"
+        "a setting that the environment's section of params.yaml may have, such as teams=index; "
+        "may be repeated"
     )
     option(command, "--option KEY=VALUE", text, **several)
     text = "list the built-in environments and the environments in manifests"
@@ -87,7 +87,7 @@ def build(arguments: argparse.Namespace) -> str:
             + shell_command("pipeline", "learn", "CONFIG", "--env", name)
         )
     simulator, options = packed
-    if copies is not None:  # the agents of a built-in simulator are its copies of the task
+    if copies is not None:  # a built-in simulator takes `--copies` as its number of agents
         if copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
         options["n_agents"] = copies

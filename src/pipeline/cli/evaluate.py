@@ -23,8 +23,8 @@ def add_options(parser: Parser) -> None:
         "environment with several behaviors; or results/export/EXPERIMENT, for all its seeds",
     )
     text = (
-        "a path, an environment of params.yaml, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function"
+        "the path of an executable, an environment of params.yaml, balance_ball, gymnasium:ID, "
+        "pettingzoo:ID or module:function"
     )
     option(parser, "--env NAME", text, required=True)
     option(parser, "--episodes N", "number of episodes", default=100)
@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> str:
         )
     # Policies are loaded first, so that a broken file is refused before an environment is built.
     by_folder = {folder: _policies([folder]) for folder in seeds}
-    # Without folders of seeds there is one entry, so that one loop serves both cases.
+    # Without folders of seeds, `by_folder` has one entry with the given policies, so that one loop
+    # serves both cases.
     by_folder = by_folder or {Path(): _policies(arguments.models)}
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)

@@ -99,8 +99,8 @@ def add_options(parser: Parser) -> None:
         "folder", type=Path, metavar="DIR", help="folder of the project; it may exist"
     )
     which = parser.add_mutually_exclusive_group()
-    text = "a name that `pipeline env list` shows, or module:function; default: balance_ball, \
-an example"
+    text = "the environment: a name that `pipeline env list` shows, or module:function; default: \
+balance_ball, an example"
     option(which, "--env NAME", text)
     option(which, "--unity BUILD", "a Unity build: its executable or its folder")
     option(which, "--gymnasium ID", "an environment of Gymnasium")
@@ -129,7 +129,8 @@ def run(arguments: argparse.Namespace) -> str:
     try:
         environment = _environment(arguments, folder)
         if arguments.trainer == "xqc" and isinstance(environment, BridgeSource):
-            # With one copy, XQC updates its networks after each step of the agent.
+            # XQC was measured with one copy, where it updates its networks after each step of the
+            # agent.
             environment = replace(environment, copies=1)
         name = _name_of(environment, folder)
         _refuse_what_is_there(folder, f"config/{name}.yaml")
@@ -425,7 +426,8 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         if len(observation.shape) < _IMAGE
     )
     choices = bool(actions.discrete_branches)
-    # These numbers are starting points for an unknown task, and are meant to be changed.
+    # The values of the settings below are starting points for an unknown task, and are meant to be
+    # changed.
     buffer_size = rollout_of(behavior)
     network: dict[str, Any] = {
         # Normalisation concerns vectors only; images have values in 0..1 already.

@@ -62,7 +62,10 @@ Ctrl+C saves and stops; the same command with --resume continues. See docs/refer
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `pipeline learn`; only given options become attributes."""
+    """Add the options of `pipeline learn`.
+
+    Only options that are given become attributes of the parsed arguments.
+    """
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s [CONFIG] [options]"

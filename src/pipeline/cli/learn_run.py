@@ -45,7 +45,8 @@ def learn(plan: Plan) -> str:
 
     If a signal comes, the state is saved and `Interrupted` is raised.
     """
-    # The file may set `debug` too, so the log level is not known before the settings are read.
+    # The configuration file may set `debug`, too, so the log level is not known before the settings
+    # are read.
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -100,7 +101,7 @@ def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> s
     if folder.started:
         lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
-        # One behavior is played from its file, several from the folder with all files.
+        # A single policy is played from its file, several policies from the folder with all files.
         only, *others = result.behaviors
         played = run_dir if others else files.named(run_dir, only, ".onnx")
         args = settings.env_settings.env_args
@@ -205,8 +206,8 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # The exporter is passed on, because the trainer may not import the DAG (layers in
-            # pyproject.toml).
+            # The trainer gets the exporter as an argument, because the trainer may not import the
+            # DAG (layers in pyproject.toml).
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,

@@ -82,15 +82,15 @@ _TABLE = {
         "--track NAME": "where to write summaries, in addition to the console and progress.csv: "
         f"{', '.join(SINKS.ours)}, or a sink of an installed package; for several sinks use "
         "commas or repeat the option (default: tensorboard, and the sinks of installed packages)",
-        "--inference": "act without learning until you stop it; give it with --resume or "
+        "--inference": "act without learning until you stop the run; also give --resume or "
         "--initialize-from",
         "--num-runs N": "number of runs, one after another: <run-id>-0 with the seed, <run-id>-1 "
         "with the next seed, ...; for parallel runs use experiments in params.yaml (default: 1)",
         "--seed N": "seed of all random numbers (default: -1, a random seed, which is printed)",
     },
     "environment": {
-        "--env NAME": "the environment: a path, balance_ball, gymnasium:ID, pettingzoo:ID or "
-        "module:function (default: the Unity Editor, when it connects)",
+        "--env NAME": "the environment: the path of an executable, balance_ball, gymnasium:ID, "
+        "pettingzoo:ID or module:function (default: wait for the Unity Editor)",
         "--num-envs N": "number of executables that run in parallel, in lockstep (default: 1); "
         "without --env the same as --attach",
         "--attach N": "wait for N players that you start, the first on port 5004 or --base-port, "
@@ -277,7 +277,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         )
         settings = _below_volume(_for_every_behavior(settings, options), options)
     refuse_missing_demonstrations(settings)
-    # This comes after the file is read, because options may contradict the file.
+    # Contradictions are resolved after the configuration file is read, because options may
+    # contradict the file.
     settings = _resolved_contradictions(settings, options)
     n_runs = numbers.get("num_runs", 1)
     if n_runs > 1 and settings.env_settings.env_path is None:
@@ -410,7 +411,7 @@ def _refuse_contradictions(options: Mapping[str, Any]) -> None:
 def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
     """Return settings with at most one of resume, force and initialize_from.
 
-    An option wins over the file.
+    An option wins over the configuration file.
     """
     checkpoints = settings.checkpoint_settings
     resume, force, source = (
@@ -514,7 +515,8 @@ def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> Ru
             continue
         value = from_plain(options[option.dest], SOURCE)
         default = settings.default_settings
-        # Without a file every behavior has the built-in settings, which `settings` still lacks.
+        # Without a configuration file, every behavior has the built-in settings, which `settings`
+        # still lacks.
         if default is None and not settings.from_file:
             default = TrainerSettings()
         try:

@@ -40,7 +40,9 @@ def add_options(parser: Parser) -> None:
     compared = command.add_mutually_exclusive_group()
     option(compared, "--env NAME", "compare with a behavior of an environment")
     option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
-    option(command, "--behavior NAME", "the behavior to compare with; default: the file's name")
+    option(
+        command, "--behavior NAME", "the behavior to compare with; default: the .onnx file's name"
+    )
     option(
         command, "--full", "also print version numbers, tensors, and the number of each broken rule"
     )

@@ -220,7 +220,7 @@ def _nearest(word: str, candidates: Iterable[Any]) -> str | None:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, first_number: int | None = None) -> list[str]:
-    """Return rows as lines with columns of equal width, right-aligned from `first_number` on."""
+    """Return rows as lines with aligned columns; columns from `first_number` on align right."""
     rows = [[brief(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     n_texts = len(widths) if first_number is None else first_number

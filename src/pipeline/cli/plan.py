@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
         )
     cores = machine.n_processors()
     lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores}`, or `dvc repro`.")
-    with contextlib.suppress(PipelineError):  # the run reports a mistake in a trainer file
+    with contextlib.suppress(PipelineError):  # `pipeline run` reports mistakes in trainer files
         lines.append(_amount(params))
     return "\n".join(lines)
 
@@ -164,7 +164,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
             with contextlib.suppress(OSError):
                 for parent in path.parents[:-2]:
                     parent.rmdir()
-    # Only stages that had results, all of which are deleted, are removed from dvc.lock.
+    # A stage is removed from dvc.lock if it had results, and if all of them are deleted.
     gone = {name for name, results in _locked().items() if results and results <= set(left)}
     drop_from_lock(Path(), gone)
     done = f"Deleted results: {len(left)}; stages of dvc.lock: {len(gone)}"
@@ -172,7 +172,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
 
 
 def _taken_out_of_mlflow(runs: Collection[str]) -> str:
-    """Mark rows of removed runs of this project as not current, and return their count in words."""
+    """Mark rows of this project's removed runs as not current; return a text with their number."""
     from pipeline.cli.runs import rows_of
     from pipeline.tracking import mlflow_store, run_metadata
 

@@ -34,7 +34,7 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The comparison of one input of a policy with the same input of a project or other policy."""
+    """The comparison of a policy's input with the same input of a project or of another policy."""
 
     what: str
     verdict: Verdict
@@ -54,8 +54,8 @@ def add_options(parser: Parser) -> None:
         "file", type=Path, help="an .onnx file of the stage export or of `pipeline learn`"
     )
     text = (
-        "the checkout or project to compare with; default: the present folder, else the project "
-        "that contains the file"
+        "the checkout or project to compare with; default: the present folder if it is one, else "
+        "the project that contains the file"
     )
     option(parser, "--tree DIR", text)
     text = "compare with another file instead, and name the first possible cause of a difference"

@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> str:
             path = PurePosixPath(sibling.rfilename)
             if path.is_absolute() or ".." in path.parts or "\\" in sibling.rfilename:
                 raise FetchError(
-                    f"{repo}: has the file {sibling.rfilename!r} outside its own folder"
+                    f"{repo}: has the file {sibling.rfilename!r} outside the repository's folder; "
+                    "nothing was downloaded"
                 )
         # The commit that was checked is downloaded, because the branch may have changed since the
         # check.

@@ -93,8 +93,9 @@ def hub(repo_id: str) -> Iterator[Any]:
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     except Exception as error:
-        # The client has no common base class of exceptions, so the modules' names decide. A failed
-        # upload is a plain RuntimeError with such an exception as its cause.
+        # The Hub client's exceptions have no common base class, so they are recognized by the names
+        # of their modules. A failed upload raises a plain RuntimeError, which has one of these
+        # exceptions as its cause.
         modules = {type(cause).__module__.partition(".")[0] for cause in _causes(error)}
         from_library = not modules.isdisjoint(_LIBRARIES)
         if isinstance(error, PipelineError) or not (from_library or isinstance(error, OSError)):

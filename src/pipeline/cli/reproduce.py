@@ -117,14 +117,15 @@ def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comp
 
 
 def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
-    """Unpack an archive, and return its digests.
+    """Unpack an archive, and return the digests of its results.
 
     Nothing is unpacked if an interrupted reproduction has already unpacked the archive.
     """
     try:
         with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
             about = file.read(_MOST_BYTES)
-            # The upper bits of Unix's mode are 8 for a file, 4 for a folder, 0 without a mode.
+            # `others` has links and all other entries except files and folders. The upper bits of
+            # Unix's mode are 8 for a file, 4 for a folder, 0 without a mode.
             others = [e.filename for e in content.infolist() if e.external_attr >> 28 not in _KINDS]
     except OSError as error:
         raise SettingsError(f"{archive}: cannot be read ({error.strerror})") from error
@@ -151,15 +152,16 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     digests = values.get("results")
     if values.get("format") != FORMAT or not isinstance(digests, dict):
         raise SettingsError(
-            f"{archive}: has format {values.get('format')!r} of {ABOUT}, and this version reads "
-            f"{FORMAT}; use the version of rl-pipeline in the archive"
+            f"{archive}: its {ABOUT} (format {values.get('format')!r}) is no valid record of "
+            f"format {FORMAT}, which this version of rl-pipeline reads; use the version in the "
+            "archive"
         )
     # The archive comes from a stranger: only files inside the project are compared.
     outside = [name for name in digests if Path(name).is_absolute() or ".." in Path(name).parts]
     if outside or not all(isinstance(digest, str) for digest in digests.values()):
         raise SettingsError(
-            f"{archive}: {ABOUT} is damaged; use another copy. Wrong results: "
-            f"{few(outside, 1)}".rstrip()
+            f"{archive}: {ABOUT} is damaged; use another copy. It has a digest that is no text, or "
+            f"a path outside the project {few(outside, 1)}".rstrip()
         )
     python = ".".join(map(str, sys.version_info[:2]))
     if values.get("python") != python:

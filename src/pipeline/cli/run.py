@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> str:
             "--stage: needs names; give the experiments or runs to end with this stage"
         )
     params = load_params(root / "params.yaml")
-    # The table is written before the engine starts: both engines read it, and not params.yaml.
+    # The table of runs is written before the engine starts: both engines read it, and not
+    # params.yaml.
     write_plan(params, root / RUNS_FILE)
     # Without names there are no targets, and both engines make everything.
     chosen = targets(params, arguments.names, stage=arguments.stage)

@@ -27,7 +27,7 @@ _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """A row of MLflow."""
+    """An MLflow run, which tables show as a row."""
 
     run: str
     experiment: str
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> str:
 
         rebuild(root)
     rows = rows_of(mlflow_store.Store.existing(root))
-    if arguments.exact:  # rows of earlier versions lack the tag
+    if arguments.exact:  # rows of earlier versions lack the tag, and are left out
         rows = [row for row in rows if row.tags.get(run_metadata.EXACT) == "yes"]
     if arguments.at is not None:
         return _at(root, rows, arguments.at)

@@ -18,7 +18,8 @@ from pipeline.settings.project.params import load_params
 from pipeline.settings.project.plan import check_plan
 
 _MAX_NAMES = 8
-# These tables have functions by engine, so that `sync` is written once for both directions.
+# These tables have functions and commands by engine, so that `sync` is written once for both
+# directions.
 _STATES = {"dvc": engines.dvc_state, "snakemake": engines.snakemake_state}
 _ACCEPT = {"dvc": engines.accept_in_dvc, "snakemake": engines.accept_in_snakemake}
 _COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
@@ -31,7 +32,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Make the engines in the working folder agree, and return what was done."""
+    """Make both engines accept the results in the working folder, and return what was done."""
     return sync(Path.cwd(), arguments.source)
 
 

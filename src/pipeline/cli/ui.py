@@ -22,7 +22,7 @@ from pipeline.dag import engines, process
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.tracking import mlflow_store
 
-# The server has this many seconds for its first answer, and for its end.
+# Seconds that the server may take until its first answer, and to end after a signal.
 _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}

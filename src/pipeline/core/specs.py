@@ -313,7 +313,7 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
 
 
 def row_bytes(spec: BehaviorSpec) -> int:
-    """Return the maximum bytes of memory of an agent's observations, masks and actions."""
+    """Return the maximum bytes of memory that an agent's observations, masks and actions take."""
     actions = spec.action_spec
     numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
     masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
@@ -331,7 +331,7 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
-            f"{sent:,} bytes were sent; divide it, or make images, masks and actions smaller"
+            f"{sent:,} bytes were sent; send it in parts, or make images, masks and actions smaller"
         )
 
 
@@ -413,7 +413,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
     """Warn once that agents of a behavior have sensors with different names."""
     _log.warning(
         "Behavior %s: an agent calls its observations %s, the first agent %s. They are taken to "
-        "mean the same, because their shapes agree; check that they do.",
+        "mean the same, because their shapes agree; check that the names mean the same.",
         behavior,
         other,
         names,

@@ -148,7 +148,8 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
             # is killed before this line, the next attempt resumes and moves the outputs again.
             _mark(current, finished=True)
         finally:
-            # A retry that only publishes the copy keeps the stage.json of the first attempt.
+            # If this attempt only publishes the outputs of an earlier attempt, the earlier one's
+            # stage.json stays.
             if not current.done:
                 _write_facts(current, started)
 
@@ -184,11 +185,11 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     before = read_map(folder / "attempt.json")
     # Without a readable record, `finished` is True, so that unknown files are never resumed.
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
-    # An entry `call` with another id than the present call's means that the earlier call of
-    # Snakemake was killed: `note_finished` removes the entry after a call that has ended.
     copy = folder / "kept"
     # The copy is only used if the engine has lost the result: a user who forces a stage wants it to
-    # run again, although nothing has changed.
+    # run again, although nothing has changed. An entry `call` with another id than the present
+    # call's means that the earlier call of Snakemake was killed: `note_finished` removes the entry
+    # after a call that has ended.
     is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
     current = Attempt(
         job=job,
@@ -355,7 +356,8 @@ def note_finished(root: Path, call: str) -> None:
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)
         if attempt.get("call") == call and attempt.get("finished"):
-            # Without the entry `call`, a retry uses the copy, but the next ordinary run does not.
+            # Without the entry `call`, a retry uses the copy of the outputs (see `_begin`), but the
+            # next ordinary run does not.
             del attempt["call"]
             files.write_json(path, attempt)
 

@@ -66,7 +66,7 @@ def dvc_state(root: Path) -> State:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
         stages = json.loads(result.stdout or "{}")
-        # In a project without `src`, the first stage always runs; its only reason is
+        # In a project without `src`, the stage `check` always runs; its only reason is
         # `always changed`.
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]

@@ -178,7 +178,7 @@ def _is_wanted(number: int) -> bool:
 
 
 def _await_signal_after(error: Exception) -> None:
-    """After the end of an environment, wait shortly for the signal that may have ended it."""
+    """If an environment has ended, wait briefly for the signal that may have ended it."""
     if isinstance(error, UnityProcessEndedException | UnityCommunicatorStoppedException):
         time.sleep(_GRACE_S)  # the signal's handler raises and so ends the sleep
 

@@ -148,7 +148,7 @@ def versions(environment: Path | None = None) -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """Return a package's version as a record would have it, or `not installed`.
+    """Return a package's version in the form that records have, or `not installed`.
 
     If `name` is a file of the user with an encoder, reward signal or trainer, the file's digest is
     returned.

@@ -186,15 +186,17 @@ def test_reproduce_refuses_a_missing_file_and_files_that_are_no_archives(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"format": 2}, "has format 2 of archive.json, and this version reads 1; use the version"),
-        ({"results": []}, "has format 1 of archive.json"),
+        ({"format": 2}, "its archive.json (format 2) is no valid record of format 1, which this"),
+        ({"results": []}, "its archive.json (format 1) is no valid record of format 1"),
         (
             {"results": {"../a": "0"}},
-            "archive.json is damaged; use another copy. Wrong results: ../a",
+            "archive.json is damaged; use another copy. It has a digest that is no text, or a path "
+            "outside the project ../a",
         ),
         (
             {"results": {"/a": "0"}},
-            "archive.json is damaged; use another copy. Wrong results: /a",
+            "archive.json is damaged; use another copy. It has a digest that is no text, or a path "
+            "outside the project /a",
         ),
         ({"results": {"a": 0}}, "archive.json is damaged"),
     ],

@@ -112,9 +112,9 @@ def test_pushed_policy_is_pulled_with_the_same_bytes(trained: Path, tmp_path: Pa
         ours, theirs = (tmp_path / name / POLICY for name in ("card", "theirs"))
         assert ours.read_bytes() == theirs.read_bytes()
         hub.repos["me/evil"] = {"../evil": b""}
-        assert (
-            run("pull", "me/evil")
-            == "2 error: me/evil: has the file '../evil' outside its own folder\n"
+        assert run("pull", "me/evil") == (
+            "2 error: me/evil: has the file '../evil' outside the repository's folder; nothing was "
+            "downloaded\n"
         )
         assert run("pull", "me/none").startswith("2 error: me/none: RepositoryNotFoundError")
         # under ML-Agents' names

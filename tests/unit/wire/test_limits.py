@@ -216,7 +216,9 @@ def test_old_recording_with_a_damaged_behavior_announcement_is_refused(tmp_path)
 
 def test_memory_that_a_decoded_message_may_use_is_bounded_by_the_bytes_of_the_message():
     specs.refuse_excess((1 << 27) + 256 * 1000, 1000, "a message")
-    text = r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; divide it"
+    text = (
+        r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; send it in"
+    )
     with pytest.raises(UnitySpecificationException, match=text):
         specs.refuse_excess((1 << 27) + 256 * 1000 + 1, 1000, "a message")
     observations = [ObservationSpec.visual(3, 4, 5), ObservationSpec.vector(2)]

@@ -78,7 +78,7 @@ def test_agent_with_other_sensor_names_is_accepted_with_one_warning(caplog):
     assert [record.message for record in caplog.records] == [
         "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first agent "
         "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check that "
-        "they do."
+        "the names mean the same."
     ]
 
 

@@ -150,8 +150,8 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
         # claims write` has rounded.
         far = abs(shortened(value) - shortened(claim.value or 0.0))
         return text, far <= (claim.tolerance or 0.0)
-    # With too few seeds for an interval here, the value alone has to be inside the claimed
-    # interval.
+    # If the present results have too few seeds for an interval, their value alone has to be inside
+    # the claimed interval.
     low, high = map(shortened, interval or (value, value))
     return text, low <= claim.interval[1] and high >= claim.interval[0]
 
@@ -172,7 +172,9 @@ def digests(root: Path, params: Params, name: str, seed: int) -> dict[str, str]:
 
 
 def read_lock(root: Path) -> Lock:
-    """Return the content of `claims.lock` with shared values put back; {} without the file.
+    """Return the content of `claims.lock`; {} without the file.
+
+    The file stores values that several records share only once; the result has them in each record.
 
     Raises:
         SettingsError: The file is damaged, or has another format.

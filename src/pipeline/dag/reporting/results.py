@@ -295,7 +295,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the differences of each other setup from the first setup as text, by name."""
+    """Return for each setup after the first, by name, its differences from the first as text."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():
