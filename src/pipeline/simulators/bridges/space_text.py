@@ -13,7 +13,7 @@ from pipeline.core.arrays import AnyArray
 
 
 def to_text(**parts: Any) -> str:
-    """Return one line of JSON with spaces and plain values, by name."""
+    """Return named Gymnasium spaces and plain values as one line of JSON."""
     known = {k: _to_json(p) if isinstance(p, spaces.Space) else p for k, p in parts.items()}
     return json.dumps(known, separators=(",", ":"))
 
