@@ -106,8 +106,8 @@ def checkout(root: Path) -> str:
     path = root / "results/.work/checkout.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
-        # Without a stored root, `/` counts as the earlier folder. It exists, so this folder is not
-        # a moved one and gets a new id.
+        # Without a stored folder, `/` is taken for the earlier folder. `/` exists, so this folder
+        # does not count as moved, and gets a new id.
         noted, here = {"root": "/", "id": ""}, str(root)
         with contextlib.suppress(OSError, ValueError, TypeError):
             noted |= json.loads(path.read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
 
 @contextlib.contextmanager
 def locked(uri: str) -> Iterator[None]:
-    """Lock a SQLite store for the block, so that one process at a time changes it.
+    """Lock a SQLite store during the `with` block, so that one process at a time changes it.
 
     Raises:
         PipelineError: The store's file cannot be opened and written.
