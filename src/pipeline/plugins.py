@@ -102,7 +102,9 @@ class Group(Mapping[str, T], Generic[T]):
         # None of the packages is chosen, because the choice would depend on the order of sys.path.
         if len(points) > 1:
             names = " and ".join(sorted(brought_by(point)[0] for point in points))
-            raise SettingsError(f"{self.name}: {names} both have {name!r}; uninstall one of them")
+            raise SettingsError(
+                f"{self.name}: {names} both have a plug-in {name!r}; uninstall one of them"
+            )
         return points[0]
 
     @property
@@ -145,7 +147,11 @@ class Group(Mapping[str, T], Generic[T]):
         loaded = named(name)
         kind: Any = loaded if self.base is None else getattr(loaded, "settings_class", None)
         if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
-            which = "" if self.base is None else f" with a {self.base.__name__} as `settings_class`"
+            which = (
+                ""
+                if self.base is None
+                else f", or its `settings_class` is not a {self.base.__name__}"
+            )
             raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
         return cast("T", kind)
 

@@ -327,7 +327,7 @@ def test_yaml_alias_shared_by_two_experiments_logs_a_warning(
     number = next(n for n, row in enumerate(project.read_text().splitlines(), 1) if "*" in row)
     assert line == (
         f"{project}:{number}: experiments.other.{key} is an alias of the map {name}, so "
-        "`dvc exp run -S` changes both maps; write the map out where they may differ."
+        "`dvc exp run -S` changes both maps; write the map out twice if the copies may differ."
     )
     loaded = YAML().load(project.read_text())  # as DVC does
     loaded["experiments"]["other"]["overrides"]["behaviors"]["Ball"]["max_steps"] = 9

@@ -537,7 +537,7 @@ def test_error_about_an_environment_that_calls_sys_exit_gives_the_line_of_the_ca
     said = r"it calls sys\.exit\('no license'\) \(field_environments\.py:"
     with pytest.raises(UnityEnvironmentException, match=said):
         pipeline.train(env, settings, seed=1, run_dir=tmp_path / "run")
-    said = r":ExitsAtOnce: it calls sys\.exit\(1\) \(field_environments\.py:\d+\) when it is made$"
+    said = r":ExitsAtOnce: fails: it calls sys\.exit\(1\) \(field_environments\.py:\d+\)$"
     with pytest.raises(SettingsError, match=said):
         pipeline.make_env("field_environments:ExitsAtOnce")
     for name in ("Exits", "ExitsAtOnce"):

@@ -105,7 +105,7 @@ def test_policies_with_chosen_activation_layer_widths_and_layer_norm_are_trained
         ({"reward_signals": {"mine": {"class": "own_parts:TwoColumns"}}}, r"\[\d+, 1\], but must"),
         ({"reward_signals": {"mine": {"class": "own_parts:BrokenSignal"}}}, "KeyError: .*py:"),
         ({"reward_signals": {"mine": {"class": "own_parts:Visits", "bits": 3}}}, "key 'bits'"),
-        ({"trainer_type": "own_parts:Visits"}, "is not a class with a HyperparameterSettings"),
+        ({"trainer_type": "own_parts:Visits"}, "or its `settings_class` is not a HyperparameterS"),
     ],
 )  # fmt: skip
 def test_mistake_in_a_class_of_the_user_is_reported_in_one_line(tmp_path, change, said):

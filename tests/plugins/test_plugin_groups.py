@@ -211,7 +211,7 @@ def test_a_plug_in_does_not_replace_a_built_in_part_of_the_same_name(site):
         group["neither"]
     for name in ("one", "other"):
         distribution(site, name, "1", groups={"pipeline.algorithms": {"dqn": "a:B"}})
-    with pytest.raises(SettingsError, match="one and other both have 'dqn'"):
+    with pytest.raises(SettingsError, match="one and other both have a plug-in 'dqn'"):
         HYPERPARAMETERS["dqn"]
 
 

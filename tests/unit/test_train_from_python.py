@@ -118,7 +118,7 @@ def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
     vector = gymnasium.wrappers.vector.RecordEpisodeStatistics(
         gymnasium.make_vec("CartPole-v1", num_envs=2)
     )
-    said = "RecordEpisodeStatistics: its single environments cannot be made again; pass a function"
+    said = "RecordEpisodeStatistics: its single environments cannot be made again, because"
     with pytest.raises(pipeline.PipelineError, match=said):
         train(vector, tmp_path)
 

@@ -68,9 +68,9 @@ class GroupLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialGroups:
-    """The present members of groups, and their E entries in the K sets of `GroupLayout.wanted`.
+    """The present members of groups, and the E entries of the K sets whose estimates are wanted.
 
-    A set has an entry for each present member of its group.
+    A set (see `GroupLayout`) has one entry for each present member of its group.
     """
 
     present: Tensor
@@ -134,7 +134,8 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.encoded_size
-        # This encoder has no dense layers, because they come after the attention.
+        # Dense layers, goal conditioning and memory are switched off in this encoder: the dense
+        # layers come after the attention, and memories are an argument of `forward`.
         plain = replace(settings.without_layers(), goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
@@ -224,7 +225,7 @@ class GroupCritic(nn.Module):
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Results are computed only for the entries, not for unwanted sets and absent members.
+            # Results are computed only for present members of the sets that are wanted.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
@@ -248,7 +249,8 @@ class GroupCritic(nn.Module):
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
             n_members = groups.partial.count.to(self.largest.dtype)
-        # The size of a group is relative to the largest group, because sizes differ between tasks.
+        # The size of a group is divided by the size of the largest group, because sizes differ
+        # between tasks, and inputs of a network should be in -1..1.
         return 2.0 * n_members / self.largest - 1.0
 
 
@@ -267,14 +269,14 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 
 
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
-    """Return for each set of a group the indices of its N embeddings among the group's 2 N.
+    """Return, for each set of a group, the indices of the set's N embeddings.
 
-    A group has 2 N embeddings: first of its N members by the layer `seen` (from observations), then
-    of its N members by the layer `done` (from observations and actions).
+    A group has 2 N embeddings: first the embeddings of its N members from the layer `seen`
+    (observations), then those from the layer `done` (observations and actions).
 
     Returns:
-        int64 [1 + N, N]: for the value, all members by `seen`; then for each member's baseline,
-        that member by `seen` and its mates by `done`.
+        int64 [1 + N, N]: for the value, the embeddings of all members from `seen`; then for each
+        member's baseline, the member's embedding from `seen`, and its mates' from `done`.
     """
     member = torch.arange(N, device=device)
     of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=device), 0, N) + member
@@ -282,10 +284,10 @@ def _sets(N: int, device: torch.device | None = None) -> Tensor:
 
 
 def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the queries of all sets of a group of N, and the mask of forbidden keys.
+    """Return the queries of all sets of a group with N members, and the mask of forbidden keys.
 
     Returns:
-        int64 [(1 + N) N] indices of the embeddings that are queries; and the mask
+        int64 [(1 + N) N] indices of the embeddings that are queries, set after set; and the mask
         [(1 + N) N, 2 N] to add to scores, which is 0 for a key in the query's set.
     """
     embedding_of_place = _sets(N, like.device)

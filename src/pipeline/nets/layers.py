@@ -53,8 +53,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     torch multiplies matrices with MKL, which does not use AVX-512 on AMD processors, and computes
     convolutions with oneDNN, which uses AVX-512. On these processors a large product is computed as
-    a convolution of one pixel, twice as fast. Each output is the same sum, added in another order
-    if rows are long (docs/explanation/fast-networks.md).
+    a convolution with a kernel of one pixel, twice as fast. Each output is the same sum, added in
+    another order if rows are long (docs/explanation/fast-networks.md).
     """
     n_out, n_in = weight.shape
     if not is_for_onednn(x, x.numel() // n_in, n_in, n_out):
@@ -64,8 +64,8 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     n_missing = 0 if IS_TRACED.get() else -n_rows % _ROUND
     if n_missing:
         image = nn.functional.pad(image, (0, 0, 0, 0, 0, n_missing))
-    # Channels come last. Dilation has no effect on one pixel, but without it torch uses its own
-    # kernel instead of oneDNN's.
+    # Channels are the second axis of the shape, but the last axis in memory. Dilation has no effect
+    # on a kernel of one pixel, but without dilation torch uses its own code instead of oneDNN.
     image = image.permute(0, 3, 1, 2)
     y = nn.functional.conv2d(image, weight.view(n_out, n_in, 1, 1), bias, dilation=2)
     y = y.permute(0, 2, 3, 1)
@@ -77,14 +77,14 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
     """Return whether oneDNN is faster for a product of x [n_rows, n_in] with [n_in, n_out]."""
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
-    is_float = x.dtype == torch.float32  # False in checks of exports
+    is_float = x.dtype == torch.float32  # float64 in checks of exports
     return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
 
 
 @functools.cache
 def _is_onednn_faster() -> bool:
     # On Intel's processors oneDNN is not faster, because MKL uses AVX-512 itself.
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # False in a portable run
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # not in portable mode
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_avx512 and has_onednn and "AMD" in machine.processor()
 
@@ -223,7 +223,7 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
-        # The difference is a new tensor, so that it may be changed in place without a copy.
+        # The difference is a new tensor, so it can be divided and clipped in place.
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
@@ -243,7 +243,7 @@ class RunningNormalizer(nn.Module):
         return graph.node("Clip", [scaled], min=-CLIP, max=CLIP)
 
     def forget_scale(self) -> None:
-        """Compute mean and deviation again at the next call, after a change of the buffers."""
+        """Let the next call of `statistics` compute its result again from changed buffers."""
         self._scale = None
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:

@@ -83,7 +83,7 @@ class Memory(nn.Module):
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map x [N, n_in] and memory [N, M] of N agents to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
-        # `lstm_cell` is faster for one step than nn.LSTM, which prepares for sequences.
+        # For one step `lstm_cell` is faster than nn.LSTM, which is made for whole sequences.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 
@@ -107,7 +107,7 @@ class Memory(nn.Module):
         cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
         x = graph.node("Unsqueeze", [x], axes=[0])
         outputs = ("memory.outputs", "memory.hidden", "memory.cell")
-        # The empty name leaves out the lengths of sequences, between bias and state in ONNX's LSTM:
+        # The empty name leaves out the optional input `sequence_lens`, which follows the biases:
         # https://onnx.ai/onnx/operators/onnx__LSTM.html.
         graph.nodes("LSTM", [x, *weights, "", hidden, cell], outputs, hidden_size=H)
         features = graph.node("Squeeze", [outputs[0]], axes=[0, 1])

@@ -27,7 +27,7 @@ IR_VERSION = 6
 BATCH_AXIS = "batch"
 # These are the numbers of the element types in onnx.proto.
 FLOAT, INT64 = 1, 7
-# These are torch's defaults, which ONNX needs as attributes.
+# These are torch's defaults; operators of ONNX have other defaults, or none.
 LEAKY_SLOPE = 0.01
 LAYER_NORM_EPSILON = 1e-5
 
@@ -59,7 +59,7 @@ class OnnxGraph:
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
         """Declare constant floats as the output `name`, and add them as an initializer `name`."""
-        # Loaders find such a constant by its name; all loaders look for it among the initializers.
+        # Every loader of Unity looks for such a constant by its name among the initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))
@@ -84,7 +84,7 @@ class OnnxGraph:
         return name
 
     def weight(self, value: Tensor, name: str) -> str:
-        """Add a trained tensor to the graph as a constant, with the errors of `constant`."""
+        """Add a trained tensor to the graph as a constant; raise the same errors as `constant`."""
         return self.constant(value.detach().cpu().numpy(), name)
 
     def scalar(self, value: float) -> str:
@@ -132,7 +132,7 @@ class OnnxGraph:
         return self.node("LeakyRelu", [x], alpha=slope)
 
     def activation(self, kind: str, x: str) -> str:
-        """Append an activation function of the settings, by operators that Unity's engines have."""
+        """Append the activation function `kind`, built from operators that Unity's engines have."""
         if kind == "swish":
             return self.swish(x)
         if kind == "leaky_relu":

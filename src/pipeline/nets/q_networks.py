@@ -96,7 +96,8 @@ class TwinQNetworks(nn.Module):
         for frozen, trained in zip(
             self._frozen[0].parameters(), self.first.parameters(), strict=True
         ):
-            # The copy's weights have the same memory as the first network's, but no derivative.
+            # The copy's weights share the storage of the first network's weights, but get no
+            # gradients.
             frozen.data = trained.data
 
     def forward(
@@ -111,7 +112,7 @@ class TwinQNetworks(nn.Module):
 
         Args:
             obs: [B, *shape] per observation, normalised.
-            taken: [B, A] actions in -1..1, such as the actions of the rows.
+            taken: [B, A] actions in -1..1, in training the actions that the replay buffer has.
             fresh: [B, A] other actions at the same observations; None for `taken`. Only the first
                 network's values of fresh actions have a derivative, which is with respect to the
                 actions.

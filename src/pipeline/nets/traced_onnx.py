@@ -42,7 +42,7 @@ def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> 
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Translates each torch operation on tensors that depend on the input into ONNX operators."""
+    """Adds ONNX operators for each torch operation on a tensor that depends on the input."""
 
     def __init__(
         self, graph: OnnxGraph, prefix: str, before: Iterator[tuple[int, ...]] | None = None
@@ -58,7 +58,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         x = x.to(next((p for p in module.parameters()), x))
         self.names[id(x)] = self.prefix, x
         fast = torch.backends.mha.get_fastpath_enabled()
-        # The fast path of attention would be traced as one operation for a whole block.
+        # The fast path of attention would be traced as one operation for a whole transformer
+        # layer, which has no translation.
         torch.backends.mha.set_fastpath_enabled(value=False)
         try:
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), self:
@@ -84,10 +85,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return result
 
     def name_of(self, value: Any) -> str:
-        """Return the name of `value` in the graph; numbers and unknown tensors become constants.
+        """Return the name of `value` in the graph.
+
+        A number becomes a constant, and so does a tensor that does not depend on the input.
 
         Raises:
-            ExportError: An unknown tensor's shape depends on the number of rows.
+            ExportError: The shape of such a constant depends on the number of rows.
         """
         if isinstance(value, str):
             return value
@@ -97,8 +100,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             return self.names[id(value)][0]
         if -1 in self.sizes(value.shape):
             raise ExportError(
-                "a constant has a shape that depends on the number of agents (`expand` may give "
-                "such a shape)"
+                "a constant has a shape that depends on the number of agents, as after `expand`; "
+                "give the constant a fixed shape"
             )
         values = value.float().reshape(value.shape or (1,))
         return self.graph.weight(values, f"{self.prefix}.{len(self.shapes)}")
@@ -116,7 +119,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         before = self.shapes[-1] if self.before is None else next(self.before, ())
         sizes = [n if n == other else -1 for n, other in zip(shape, before, strict=False)]
         if len(before) != len(shape) or sizes.count(-1) > 1:
-            raise ExportError("a shape depends on the number of agents in two places")
+            raise ExportError(
+                "two sizes of a shape depend on the number of agents; only one size may do so"
+            )
         return sizes
 
     def reshape(self, x: Any, *_: Any, y: Any = None) -> str:

@@ -223,7 +223,7 @@ class OwnEncoder(nn.Module):
             raise SettingsError(f"{name}: is not a torch.nn.Module; derive the class from it")
         rows = torch.linspace(-1.0, 1.0, 3 * math.prod(self.shape)).view(3, *self.shape)
         if rows.is_meta:
-            return  # on `meta` only shapes of weights are compared
+            return  # tensors on `meta` have no values to check
         y = self.network(rows)
         if not isinstance(y, Tensor) or y.shape != (3, output):
             given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__

@@ -215,11 +215,11 @@ def _hints(cls: Any) -> Mapping[str, Any]:
 def to_map(value: Any) -> Any:
     """Return `value` as plain maps, lists and scalars, from which `read` makes an equal value.
 
-    All keys of a settings object are written. Only additions to ML-Agents' format (metadata
+    Keys with default values are written, too. Only additions to ML-Agents' format (metadata
     `addition`) are omitted if they have their default, so that `mlagents-learn` can read the
     result.
     """
-    # A class that may be written in several forms chooses the form itself.
+    # If a value may be written in several forms, its class chooses the form, in `to_plain`.
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):
@@ -307,8 +307,8 @@ def keys_below(hint: Any) -> set[str]:
     """Return the keys of the settings class `hint`, or of all settings classes in a union."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
-    # Keys of sections inside these classes are left out, because errors propose the section in
-    # which a key belongs, and would propose too many.
+    # Keys of deeper sections are left out: errors propose the section in which a key belongs, and a
+    # key of deeper sections may belong in too many.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 
@@ -389,7 +389,7 @@ def _read_float(node: Node, path: str) -> float:
     number = _number(node)
     if number is None:
         raise fail(node, path, f"needs a number, got {display(node)}")
-    # Decimal to float rounds once, as if the text had been read directly.
+    # The conversion of a Decimal to float rounds once, as if the text had been read directly.
     return float(number)
 
 
@@ -399,7 +399,7 @@ def _read_int(node: Node, path: str) -> int:
     if number is None or number != number.to_integral_value():
         raise fail(node, path, f"needs a whole number, got {display(node)}")
     if abs(number) > _LARGEST_WHOLE:
-        raise fail(node, path, f"is too large, got {display(node)}")
+        raise fail(node, path, f"is too large (the limit is 2^63), got {display(node)}")
     return int(number)
 
 

@@ -73,8 +73,8 @@ _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2; tags are errors.
 
-    The only exceptions are the tags that ML-Agents writes: such an object is read as a plain map,
-    and no Python object is made.
+    The only exceptions are the tags that ML-Agents writes for its map of behaviors and for the
+    map's arguments: the map is read as a plain map, and no Python object is made.
     """
 
     # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
@@ -89,8 +89,8 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
-        # ML-Agents' object has its arguments under `args`. If it has no behaviors, the whole object
-        # is written as the list of the arguments.
+        # The map of behaviors that ML-Agents writes has its arguments under `args`. If it has no
+        # behaviors, it is written as the list of its arguments.
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, because settings are plain data")
@@ -101,7 +101,7 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         if is_part:
             self._is_in_args = False
-        # In ML-Agents' object only the map below `dictitems` has settings.
+        # In a map of behaviors that ML-Agents wrote, only the map below `dictitems` has settings.
         if node is not None and tag == _BEHAVIORS:
             return _behaviors(node)
         if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
@@ -114,7 +114,7 @@ def _behaviors(written: yaml.Node) -> yaml.Node:
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
-        raise _error(written, "an object of ML-Agents may have only the keys args and dictitems")
+        raise _error(written, "below ML-Agents' tag only the keys args and dictitems are allowed")
     nothing = yaml.MappingNode("tag:yaml.org,2002:map", [], written.start_mark)
     behaviors: yaml.Node = parts.get("dictitems", nothing)
     return behaviors

@@ -163,7 +163,7 @@ class Session:
 
     def run(self, exchange: Exchange) -> None:
         """Answer commands until the trainer ends the conversation."""
-        # The first call has no agents: the trainer decides when the first episode begins.
+        # The first message has no agents: the trainer decides when the first episode begins.
         reply = exchange(_STATUS_OK)
         while reply.header.status == OK:
             command = reply.unity_input.rl_input
@@ -265,8 +265,8 @@ class Session:
                 self._requests.append(read(payload))
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
-        # These requests are answered last, because the state must include parameters that come
-        # later in the same message.
+        # Requests about the state are answered last, because the state must include parameters that
+        # come later in the same message.
         self._answer(StateMessageType.STATE, StateMessageType.RESTORE, StateMessageType.CANNOT)
 
     def _answer(self, *kinds: StateMessageType) -> None:
@@ -316,7 +316,7 @@ class Session:
         elif kind in (UNIFORM, GAUSSIAN):
             values = [message.read_float32(), message.read_float32()]
         else:
-            _log.warning("Parameter '%s': the sampler type %d is unknown; ignored.", name, kind)
+            _log.warning("Parameter '%s' is not set: the sampler type %d is unknown.", name, kind)
             return
         sampler = Sampler(kind=kind, values=tuple(values), seed=seed)
         self._controls.set_sampler(name, sampler)

@@ -95,7 +95,7 @@ def run() -> int:
                 "folder\n"
             )
             return 3
-    # The first entry is the folder or archive of this file, which has no packages to import.
+    # The first entry of `sys.path` is the folder or archive of this file, which has no packages.
     sys.path[:] = [str(folder / "lib"), *(path for path in sys.path if path != sys.path[0])]
     # An executable draws nothing, so MuJoCo does not have to load a graphics library.
     os.environ["MUJOCO_GL"] = "disable"

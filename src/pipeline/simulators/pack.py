@@ -298,10 +298,10 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
 
 _log = logging.getLogger(__name__)
 
-# Longest time in seconds for the random steps, and for the check of a packed executable.
+# Longest time in seconds for the steps with random actions, and for the check of an executable.
 _LIMIT_S = 300
-# Number of random steps. Most episodes are shorter, so modules that an environment imports at a
-# reset are found, too.
+# Number of steps with random actions that find the imported modules. Most episodes have fewer
+# steps, so modules that an environment imports at a reset are found, too.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -355,7 +355,9 @@ def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
         command = [sys.executable, "-m", __name__, str(target), described]
         code, output = run(command, folder)
         if code == 2:
-            raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
+            raise SettingsError(
+                output.splitlines()[-1] if output else f"{name}: fails, but says nothing"
+            )
         if code != 0:
             raise StageError(f"{options.get('id')}: fails while it runs: {_last_line(output)}")
         played = json.loads(target.read_text(encoding="utf-8"))
@@ -405,8 +407,9 @@ def verify(executable: Path, env_id: str) -> None:
     if code != 0:
         raise StageError(
             f"{env_id}: the packed executable does not run with its own files only "
-            f"({_last_line(output)}); missing is a module that is imported later, or a file "
-            "that no package lists."
+            f"({_last_line(output)}). It may lack a module that is imported late, or a file that "
+            "no package lists: import the module when the environment is made, or install the file "
+            "with its package."
         )
 
 

@@ -180,7 +180,7 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
         simulator = registered.load()(seed=seed, n_agents=n_agents, **options)
     # A user's environment may call `sys.exit`, which would end this process without a message.
     except SystemExit as error:
-        raise SettingsError(f"{options.get('id', name)}: {where(error)} when it is made") from error
+        raise SettingsError(f"{options.get('id', name)}: fails: {where(error)}") from error
     return cast("Simulator", simulator)
 
 
@@ -228,5 +228,5 @@ def expert(name: str, behavior: str | None = None) -> Expert:
                 f"expert are {', '.join(expert)}."
             )
         expert = expert[name_only]
-    # An expert with a memory is a class, so that each call returns a new expert with no memory yet.
+    # An expert with a memory is a class, so that each call returns an expert with an empty memory.
     return cast("Expert", expert() if inspect.isclass(expert) else expert)

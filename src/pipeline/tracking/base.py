@@ -94,7 +94,7 @@ class Callback:
         """Send a picture, uint8 [height, width, 3], to the sinks that show pictures.
 
         Raises:
-            SettingsError: The picture has another form, no run is training, or the behavior does
+            SettingsError: The picture is no such array, no run is training, or the behavior does
                 not exist.
         """
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
@@ -148,7 +148,7 @@ class Sink(Callback):
             raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
 
     def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `on_summary` with the single values of the statistics that have them."""
+        """Called before `on_summary`, with all values of each statistic that has several values."""
 
     def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Called with all values (at least one) of the statistic `tag` in a summary."""

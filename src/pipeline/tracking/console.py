@@ -82,7 +82,7 @@ class ConsoleSink(Sink):
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
-            # A behavior that does not learn never reaches its last step, so no time is shown.
+            # A behavior that does not learn never reaches `max_steps`, so no time left is shown.
             self._max_steps.pop(behavior, None)
         extra = self._speed(behavior, step)
         progress.tell(
@@ -124,7 +124,7 @@ class ConsoleSink(Sink):
         if behavior not in self._rate:
             return ""
         rate = self._rate[behavior]
-        # Without a limit of steps `left` is not positive, so that no time is shown.
+        # Without `max_steps` `left` is not positive, so that no time left is shown.
         left = self._max_steps.get(behavior, 0) - step
         ending = f", {duration(left / rate)} left" if left > 0 else ""
         return f"({rate:,.0f} steps/s{ending})"
@@ -142,7 +142,7 @@ class ConsoleSink(Sink):
             )
             self._progress.start()
         if behavior not in self._tasks:
-            # Without a total rich draws a bar that only moves.
+            # If `total` is None, rich draws a bar that moves without showing progress.
             total = self._max_steps.get(behavior)
             self._tasks[behavior] = self._progress.add_task(behavior, total=total, note="")
         reward = f"reward {values[names.REWARD]:.3f}  " if names.REWARD in values else ""

@@ -267,7 +267,7 @@ class UpdatesCsvSink(Sink):
             files.keep_aside(path, "it does not begin with the header of a file of updates")
             resumed = False
         file = path.open("a", encoding="utf-8", newline="")
-        # In a resumed file both counts stay None, because only the earlier process knew them.
+        # In a resumed file `step` and `n_episodes` stay None: only the earlier process knew them.
         last = _Last(file=file, at=self._start)
         if not resumed:
             csv.writer(file, lineterminator="\n").writerow(UPDATES_HEADER)

@@ -300,7 +300,7 @@ class MlflowRun(Sink):
     def lose(self, error: Exception) -> None:
         """Count an entry that could not be written; log a warning for the first."""
         self.lost += 1
-        # Only the first error is a warning, because later errors mostly have the same cause.
+        # Only the first error is logged, because later errors mostly have the same cause.
         if self.lost > 1:
             return
         reason = str(error).strip().partition("\n")[0]
@@ -334,7 +334,7 @@ class MlflowRun(Sink):
         return store.client.log_batch(self.run_id, metrics=metrics, synchronous=now)
 
     def _fill(self, store: Store, curve: Sequence[tuple[str, str, float, int]]) -> None:
-        """Write the points of a curve that the run lacks.
+        """Write those points of a curve that are not in the run yet.
 
         A killed process loses its queued points, and a store that other processes lock refuses some
         points. Wall times are in no file, so wall times cannot be added.
@@ -438,7 +438,7 @@ class MlflowRun(Sink):
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
-        """Return the id of the oldest run with this identity and this value of `tag`, or None."""
+        """Return the id of the oldest run with the tags of `_identity` and this tag, or None."""
         # DVC allows experiments of the same name on different commits, so the run must also have
         # the same base commit.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}

@@ -89,7 +89,7 @@ def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
 
 @contextlib.contextmanager
 def locked(uri: str) -> Iterator[None]:
-    """Lock a SQLite store for the block, so that one process at a time changes it.
+    """Lock a SQLite store during the `with` block, so that one process at a time changes it.
 
     Raises:
         PipelineError: The store's file cannot be opened and written.

@@ -24,7 +24,7 @@ _job: dict[str, str] = {}
 
 
 def log_of(stage: str, instance: str) -> Path:
-    """Return the path of a stage's log; the instance of a stage without instances is `all`."""
+    """Return the path of a stage's log; `instance` is `all` if the stage has only one instance."""
     return Path("logs", f"{stage if instance == 'all' else f'{stage}/{instance}'}.log")
 
 

@@ -108,10 +108,10 @@ def label(name: str, variant: str) -> str:
 def parameters(
     behaviors: Mapping[str, Mapping[str, Any]], *, prefix: bool = False
 ) -> dict[str, Any]:
-    """Return the behaviors' settings that are not empty, by names to search for in MLflow.
+    """Return the behaviors' settings that are not empty, by the names that they get in MLflow.
 
-    Settings in `hyperparameters` are named without that word: `learning_rate`. All others keep
-    their dotted path. With several behaviors, or `prefix`, each name starts with its behavior.
+    A name is the setting's dotted key, without `hyperparameters.`: `learning_rate`. With several
+    behaviors, or `prefix`, each name starts with its behavior.
     """
     flat_settings: dict[str, Any] = {}
     for behavior, settings in behaviors.items():
@@ -146,7 +146,8 @@ def row(
     }
     # The artifact `configuration.yaml` keeps this order of keys.
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
-    # These settings have folders of this machine, and the folders differ between runs.
+    # These settings are left out, because they have folders of this machine, which differ between
+    # runs.
     configuration.pop("checkpoint_settings", None)
     return RunMetadata(
         params=parameters(settings["behaviors"])

@@ -264,7 +264,7 @@ IN_PARAMS = [
     ("[train]", "[export]", 23, "experiments.scratch.stages: export needs the stage 'train'"),
     ("[train]", "[train, evaluate]", 23, "experiments.scratch.stages: evaluate needs the stag"),
     ("[train]", "[pretrain]", 23, "experiments.scratch.stages: pretrain needs the key 'demons"),
-    ("[pretrain, train", "[train", 31, "experiments.cloned.demonstrations: is only used by th"),
+    ("[pretrain, train", "[train", 31, "experiments.cloned.demonstrations: only the stage pret"),
     ("    overrides: {}\n", "", 18, "experiments.scratch: the key 'overrides' is required"),
     (
         "    evaluation:\n      episodes: 2\n      seed: 9\n",
@@ -304,7 +304,7 @@ IN_SWEEPS = [
     (
         "method: grid",
         "method: optuna\n    prune_after: 9\n    goal: minimize\n    runs: 3\n    seed: 0",
-        "sweeps.rates.prune_after: compares rewards, of which more is better, but the sweep",
+        "sweeps.rates.prune_after: ends trials with low rewards, but the sweep looks for the",
     ),
     (
         "method: grid",
@@ -320,14 +320,14 @@ IN_SWEEPS = [
         f"parameters.{RATE}.integer: there is no whole number from 1.2 to 1.8; widen",
     ),
     ("[1e-4, 1e-3]", "{min: 0, max: 1, scale: log}", "min: must be above 0 for scale log, got"),
-    ("[500, 1000, 2000]", f"{list(range(500))}", "makes 1000 trials, more than 999; sweep few"),
+    ("[500, 1000, 2000]", f"{list(range(500))}", "grid makes 1000 trials, more than 999; sweep"),
     (
         "seeds: [7, 8]",
         "seeds: [1, 8]",
-        "sweeps.rates.best: seeds has [1], with which the best",
+        "sweeps.rates.best: the sweep chooses the best configuration with the seeds [1]",
     ),
     ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
-    ("  rates:\n", "  base:\n", "would be mixed with those of 'base'; rename one"),
+    ("  rates:\n", "  base:\n", "with those of the experiment 'base'; rename one"),
     ("[train, export, evaluate]", "[train]", "needs an experiment with the stages train, exp"),
     ("[base-1, rates]", "[base-3]", "subsets.smoke: there is no experiment, run or sweep 'ba"),
     ("[base-1, rates]", "[]", "subsets.smoke: is empty; list some of base, rates_best"),
@@ -342,7 +342,7 @@ IN_SWEEPS = [
         "experiments:\n",
         "experiments:\n  rates_best: {environment: ball, trainer: t.yaml, overrides: {}, "
         "seeds: [1], stages: [train]}\n",
-        "would be mixed with those of 'rates_best'",
+        "would be mixed with those of the experiment 'rates_best'",
     ),
 ]
 # Text of an environment in params.yaml, and words of the message.
@@ -388,7 +388,7 @@ IN_ENVIRONMENTS = [
         "cart.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
         "//x/g.zip` prints it",
     ),
-    (f"{{source: fetch, sha256: {DIGEST}}}", "url: is required by the source 'fetch': where"),
+    (f"{{source: fetch, sha256: {DIGEST}}}", "url: the source 'fetch' needs this key: where"),
     (fetch(url="'http://['"), "url: must start with one of https, http, file, got"),
     (fetch(url="'ftp://x/g.zip'"), "url: must start with one of https, http, file, got"),
     (fetch(sha256="abc"), "cart.sha256: needs 64 hex digits, got 'abc'"),
@@ -402,17 +402,17 @@ IN_ENVIRONMENTS = [
         "cart.platform: the keys of 'url' give the platforms already",
     ),
     (FETCH + "executable: ../x}", "executable: must be a path inside the archive, got '../x'"),
-    (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits the unpacked"),
+    (FETCH + "max_ratio: 9}", "cart.max_ratio: is an old key; remove it: max_unpacked_gb limits"),
     (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
     (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fe"),
     (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),
     ("{source: builtin, project: x}", "cart.project: belongs to the source 'unity', but"),
-    ("{source: unity}", "project: is required by the source 'unity': where the Unity project is"),
+    ("{source: unity}", "project: the source 'unity' needs this key: where the Unity project is"),
     (
         "{source: unity, project: p, method: Build}",
         "cart.method: needs 'Class.Method' of a script in Assets/Editor, got 'Build'",
     ),
-    ("{source: path}", "cart.path: is required by the source 'path': where the build is"),
+    ("{source: path}", "cart.path: the source 'path' needs this key: where the build is"),
     (
         "{source: editor}",
         "cart.source: 'editor' waits until someone presses Play, so its results could not "

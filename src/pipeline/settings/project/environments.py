@@ -35,7 +35,7 @@ _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 # Unity players on Linux, Windows and macOS have these suffixes.
 _SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
 _WATCHED = ("Assets", "Packages", "ProjectSettings")
-# The environments of these libraries have ids; each prefix has an example.
+# An example of an environment's name for each library that has ids, by the name's prefix.
 _IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 FORMS = (
@@ -76,7 +76,7 @@ class EnvironmentParams:
             raise fail(entries["source"], join(path, "source"), text)
         # An error that names the successor of this old key helps more than "unknown key".
         if "max_ratio" in entries:
-            text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
+            text = "is an old key; remove it: max_unpacked_gb limits the unpacked size now"
             raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
         # An error that names the source with this key helps more than "unknown key".
         for key, value in entries.items():
@@ -129,7 +129,7 @@ class BridgeSource(EnvironmentParams):
         _check_finite(self.kwargs, "kwargs")
 
     def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the bridge's name and the options that differ from their defaults."""
+        """Return the bridge's name, and the id, the number of copies and all changed options."""
         options: dict[str, Any] = {"id": self.id}
         if self.copies is not None:
             options["n_agents"] = self.copies
@@ -244,10 +244,10 @@ class PathSource(EnvironmentParams):
         """Return the path of the complete build, relative to `root`.
 
         The build is the program `path`, with or without suffix. A Unity player needs the other
-        files of its folder, so its folder is returned, and for a macOS program its `.app`.
+        files of its folder, so the folder is returned; for a macOS program it is the `.app`.
 
         Raises:
-            SettingsError: The build is a folder that contains `root`, or the pipeline's builds.
+            SettingsError: The build is a folder that contains `root` or the pipeline's own builds.
         """
         # Unity's own settings name a build without its suffix, which differs between platforms.
         names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
@@ -313,7 +313,7 @@ class FetchSource(EnvironmentParams):
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
             raise ContradictionError(
-                "platform", "the keys of 'url' give the platforms already; remove it"
+                "platform", "the keys of 'url' give the platforms already; remove 'platform'"
             )
         # The path is joined to the folder of the unpacked archive, and must not lead out of that
         # folder.
@@ -331,7 +331,7 @@ class FetchSource(EnvironmentParams):
         return url, digest.lower()
 
     def platforms(self) -> tuple[str, ...]:
-        """Return the platforms with an archive; only `any` if the platform is unknown."""
+        """Return the platforms with an archive; `any` for one archive without a platform."""
         return (self.platform,) if self.platform else tuple(self.url.values)
 
 
@@ -402,7 +402,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     if _FUNCTION.match(text):
         return ModuleSource(source="module", id=text)
     if colon or not text:
-        # `gym:CartPole-v1` means Gymnasium; longer mistakes are compared letter by letter.
+        # `gym:CartPole-v1` means Gymnasium; a prefix that is no abbreviation may be misspelt.
         near = [prefix for prefix in _IDS if kind and prefix.startswith(kind.lower())]
         near = near or get_close_matches(kind.lower(), _IDS, n=1)
         hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
@@ -411,7 +411,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
 
 
 def _is_player(program: Path) -> bool:
-    """Return whether a program is a Linux or Windows Unity player, with files in its folder."""
+    """Return whether a program is a Unity player for Linux or Windows, by files next to it."""
     data = (f"{program.stem}_Data", f"{program.name}_Data")
     if any((program.parent / name).is_dir() for name in data):
         return True
@@ -427,7 +427,7 @@ def _scheme(url: str) -> str:
 
 def _need(key: str, source: str, value: object, description: str) -> None:
     if not value:
-        raise ContradictionError(key, f"is required by the source {source!r}: {description}")
+        raise ContradictionError(key, f"the source {source!r} needs this key: {description}")
 
 
 # JSON, in which options are packed, has no NaN and no infinity (RFC 8259, section 6).

@@ -193,7 +193,7 @@ class ExperimentParams:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:
             raise ContradictionError(
-                "demonstrations", "is only used by the stage pretrain, which is not in 'stages'"
+                "demonstrations", "only the stage pretrain uses this key; add the stage to 'stages'"
             )
         if "pretrain" in self.stages and self.pretrain is None:
             raise ContradictionError("stages", "pretrain needs the section 'pretrain'")

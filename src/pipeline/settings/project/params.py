@@ -103,7 +103,7 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return an experiment's overrides as a nested map of values in the resolved settings."""
+        """Return an experiment's overrides as a nested map, with values as in resolved settings."""
         written = undotted(self.overrides(name), str(self.path))
         # The values come from the resolved settings, in which `1e-3` and `0.001` are equal numbers.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
@@ -113,7 +113,7 @@ class Params:
 
         Equal values, such as `1e-3` and `0.001`, are equal text in the result.
         """
-        # The run of a sweep's best configuration is left out, because it is not in the file.
+        # Experiments that `load_params` made for sweeps are left out: params.yaml lacks them.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
             {
@@ -319,11 +319,14 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
         text = f"a sweep needs an experiment with {needed}; {text}"
         raise fail_at(root, f"{at}.experiment", text)
     if read.sweeps[name].prune_after is not None and base.learners > 1:
-        text = "needs an experiment with one learner; leave it out, or set learners: 1"
+        text = "needs an experiment with one learner; remove prune_after, or set learners: 1"
         raise fail_at(root, f"{at}.prune_after", text)
     for name_of_result in (name, best_name(name)):
         if name_of_result in read.experiments:
-            text = f"the results of this sweep would be mixed with those of {name_of_result!r}"
+            text = (
+                "the results of this sweep would be mixed with those of the experiment "
+                f"{name_of_result!r}"
+            )
             raise fail_at(root, at, f"{text}; rename one of them")
 
 
@@ -338,7 +341,7 @@ def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
     node = find(root, at)
     if not known:
-        raise fail(node, at, f"{display(node)} is not defined: params.yaml defines no such name")
+        raise fail(node, at, f"{display(node)} is not defined; define it in params.yaml")
     choice(node, at, known)
 
 

@@ -104,8 +104,8 @@ def plan(params: Params) -> dict[str, Any]:
     for name, sweep in params.sweeps.items():
         # The sweep's ranking depends on these values, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-        # The key is left out if it is not given, so that the plan of a sweep without `behavior`
-        # does not change.
+        # Without the setting `behavior` the table has no such key, so that sweeps planned before
+        # the setting existed do not run again.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
@@ -117,9 +117,9 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
-    """Return the version of the installed package that has the environment's simulator.
+    """Return `{"plugins": versions}` if a plug-in package has the environment's simulator.
 
-    Empty for environments of other sources, and for built-in simulators.
+    Empty for built-in simulators, and for environments with a source other than `builtin`.
     """
     simulator = getattr(environment, "name", None) or name
     if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
@@ -226,7 +226,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     for line, at, first in shared_maps(params.path):
         _log.warning(
             "%s:%d: %s is an alias of the map %s, so `dvc exp run -S` changes both maps; write "
-            "the map out where they may differ.",
+            "the map out twice if the copies may differ.",
             params.path, line, at, first,
         )  # fmt: skip
     write_whole(path, _text_of(table))
@@ -277,9 +277,9 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
 
 
 def _refuse_missing_builds(params: Params) -> None:
-    """Refuse an environment's build that is missing outside of the project.
+    """Refuse an environment's build that does not exist, if its path is outside the project.
 
-    Inside of the project, a missing build may be the output of a stage that the user has added.
+    Inside the project, a missing build may be the output of a stage that the user has added.
     """
     folder = params.path.parent
     for name, environment in params.environments.items():
@@ -301,7 +301,7 @@ def _refuse_missing_builds(params: Params) -> None:
 
 
 def check_files(params: Params) -> None:
-    """Check that the files which params.yaml and its trainer files name exist.
+    """Check that all files exist to which params.yaml and its trainer files refer.
 
     Outputs of stages, and files that DVC keeps elsewhere, may be missing.
     """

@@ -185,8 +185,8 @@ class SweepParams:
         if repeated := sorted(set(self.best.seeds) & set(self.seeds)):
             raise ContradictionError(
                 "best",
-                f"seeds has {repeated}, with which the best configuration was chosen, so its score "
-                f"would look too good; take seeds that are not among {list(self.seeds)}",
+                f"the sweep chooses the best configuration with the seeds {repeated}, so its score "
+                f"with them would be too good; take seeds that are not among {list(self.seeds)}",
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
@@ -212,9 +212,9 @@ class SweepParams:
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:
-        """Return the number of each trial that Optuna proposes, and of the trial that it waits for.
+        """Return, for the number of each trial that Optuna proposes, another trial's number.
 
-        A trial is proposed when the last trial that it waits for has ended.
+        The trial is proposed when this other trial has ended.
         """
         if self.method != "optuna":
             return {}
@@ -294,7 +294,8 @@ class SweepParams:
                     params=params, distributions=space, state=trial_state, value=value
                 )
             )
-        # TPE, the tree-structured Parzen estimator, fits densities to good and to other trials.
+        # TPE, the tree-structured Parzen estimator, proposes values that are frequent among the
+        # good trials and rare among the other trials.
         proposal = study.ask(space).params
         return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
 
@@ -337,8 +338,8 @@ def _check_method(sweep: SweepParams) -> None:
         sweep.goal == "minimize" or sweep.metric == "mean_length"
     ):
         least = "the least" if sweep.goal == "minimize" else "the greatest"
-        text = "compares rewards, of which more is better, but the sweep looks for"
-        raise ContradictionError("prune_after", f"{text} {least} {sweep.metric}; leave it out")
+        text = "ends trials with low rewards, but the sweep looks for"
+        raise ContradictionError("prune_after", f"{text} {least} {sweep.metric}; remove the key")
     for key in ("startup", "parallel", "prune_after"):
         if getattr(sweep, key) is not None and method != "optuna":
             text = f"belongs to the method optuna, not to {method}; remove it"
@@ -355,9 +356,10 @@ def _check_method(sweep: SweepParams) -> None:
         if method == "grid" and axis.interval is not None:
             text = f"the method grid needs a list of values for {key!r}, not an interval; list"
             raise ContradictionError("parameters", f"{text} them, or choose the method random")
-    # The number is a product, because a grid may be too large to list.
+    # The number of a grid's trials is computed as a product, because the grid may be too large to
+    # list.
     grid = math.prod(len(axis.values) for axis in sweep.parameters.values())
     n_trials = grid if method == "grid" else sweep.runs or len(sweep.configurations)
     if n_trials > MOST_TRIALS:
-        text = f"makes {n_trials} trials, more than {MOST_TRIALS}; sweep fewer values"
+        text = f"{method} makes {n_trials} trials, more than {MOST_TRIALS}; sweep fewer values"
         raise ContradictionError("method", text)

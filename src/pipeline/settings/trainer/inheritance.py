@@ -34,17 +34,17 @@ def expanded(default: Node) -> Defaults:
 def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     """Return a behavior's map of settings, merged over the map of `default_settings`.
 
-    If the behavior has another trainer type than `default_settings`, it inherits a hyperparameter
-    only if `default_settings` have the key in the file and the behavior's trainer has the same key,
-    because the user did not choose the default values of the other trainer.
+    If the behavior has another trainer type than `default_settings`, it inherits only the
+    hyperparameters that the file lists in `default_settings` and that its trainer has. It does not
+    inherit default values of the trainer type in `default_settings`, which the user did not choose.
     """
     # Deprecated keys are removed first, because the settings classes do not accept them.
     node = without_deprecated(node, path)
     if default is not None:
         # The map is copied, because all behaviors use the same defaults.
         base = dict(default.full.value)
-        # ML-Agents inherits all hyperparameters here, and then refuses PPO's hyperparameters in a
-        # SAC behavior.
+        # A behavior with another trainer type inherits only hyperparameters that its trainer has.
+        # In ML-Agents it inherits all, so that PPO's are refused in a SAC behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
             hyperparameters = default.written.value.get(

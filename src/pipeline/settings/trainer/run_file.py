@@ -194,7 +194,7 @@ def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any
 
 
 def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that a document of the present format has, with the values of `to_mapping`.
+    """Return the keys that a document of the present format has, with their values in `resolved`.
 
     This is the configuration as a person would write it, with the present names.
     """
@@ -270,7 +270,7 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, without settings, without behaviors, or with over 1,024."""
+    """Refuse a file of another kind, without settings, or with no or too many behaviors."""
     entries = entries_of(document, "")
     # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
@@ -282,7 +282,7 @@ def _refuse_unusable(document: Node) -> None:
     # An environment has at most 1,024 behaviors, and reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
         text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
-        raise fail(behaviors, "behaviors", text)
+        raise fail(behaviors, "behaviors", f"{text}: remove the others")
     # The file may be a curriculum or a sampler file of an old release.
     kind = kind_of(document)
     if kind != "trainer":
@@ -470,7 +470,10 @@ def refuse_missing_demonstrations(
 
 
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
-    """Refuse an `init_path` that does not exist, unless another run writes it."""
+    """Refuse an `init_path` that does not exist and is not in `results/`.
+
+    Nothing is refused with `initialize_from`.
+    """
     if settings.checkpoint_settings.initialize_from is not None:
         return  # init_path may then name a file in the run of `initialize_from`
     for name, trainer in settings.behaviors.items():
@@ -483,7 +486,7 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
 
 
 def refuse_undecided(settings: RunSettings) -> None:
-    """Refuse `steps_per_update: auto`, with which equal inputs would have different results."""
+    """Refuse `steps_per_update: auto`, which would give different results for equal inputs."""
     # A number that depends on measured times differs between machines, and so do the results.
     for section in settings.undecided():
         key = f"{section}.hyperparameters.steps_per_update"

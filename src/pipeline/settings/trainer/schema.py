@@ -270,7 +270,7 @@ class GAILSettings(RewardSignalSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RNDSettings(RewardSignalSettings):
-    """`rnd`: reward for observations with a large error in predicting a random network."""
+    """`rnd`: reward for observations for which a random network's output is predicted badly."""
 
     made_by = ".rnd:RND"
 
@@ -466,7 +466,7 @@ class OffPolicySettings(HyperparameterSettings):
     def minibatches_per_step(self) -> float:
         """Number of gradient steps for each agent step; 1 until a number has replaced `auto`."""
         steps = self.steps_per_update
-        # `auto` is a word until the run has measured its times.
+        # `steps_per_update` is the word `auto` until the run has measured its times.
         return 1.0 if isinstance(steps, str) else 1.0 / steps
 
     @property
@@ -546,8 +546,8 @@ _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
-# Terms for the weight of the entropy have PPO's `beta` here; for SAC `_without_foreign` changes it
-# to `init_entcoef`.
+# A name for the weight of the entropy is mapped to PPO's `beta` here; for SAC `_without_foreign`
+# changes `beta` to `init_entcoef`.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -586,7 +586,7 @@ def places_in_behavior() -> dict[str, str]:
 def _without_foreign(
     entries: Mapping[str, Node], path: str, trainer_type: str, mistakes: Mistakes
 ) -> dict[str, Node]:
-    """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
+    """Refuse hyperparameters of other built-in trainers, and other libraries' names of settings."""
     remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
     # Keys that this trainer has are checked later, together with their types.
@@ -596,7 +596,8 @@ def _without_foreign(
             continue
         place, remark = WORDS.get(key, (key, ""))
         if trainer_type == "sac":
-            # Stable-Baselines3's ent_coef is a bonus in PPO and an entropy coefficient in SAC.
+            # Stable-Baselines3's `ent_coef` is the weight of the entropy bonus in PPO, and
+            # the entropy coefficient in SAC.
             place = place.replace(".beta", ".init_entcoef")
         meant = place.rpartition(".")[2]
         owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
@@ -770,16 +771,16 @@ class TrainerSettings:
         """Return the same settings with a number in place of `steps_per_update: auto`."""
         h = self.hyperparameters
         assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these settings have `auto`
-        # The reward signals' number is `auto` too, unless the user gave a number.
+        # The reward signals' setting is `auto` too, unless the user gave a number.
         signals = h.reward_signal_steps_per_update
         signals = pace if signals == AUTO else signals
         decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)
         return replace(self, hyperparameters=decided)
 
     def contrary_sizes(self) -> Iterator[str]:
-        """Yield a warning for each size that has no effect because of another size.
+        """Yield a warning for each setting that has no effect because of another setting.
 
-        For example, nothing is learned, or no summary is written, if max_steps is too small.
+        For example, no summary is written if summary_freq is above max_steps.
         """
         yield from self._contrary_buffers()
         rare = [("summary_freq", self.summary_freq, "no summary and no learning curve is written")]
@@ -795,7 +796,7 @@ class TrainerSettings:
         if self.behavioral_cloning is not None:
             effect = "cloning does not fade out before the end"
             rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
-        # These are warnings and not errors, because a short test run may have such sizes on
+        # These are warnings and not errors, because a short test run may have a small max_steps on
         # purpose.
         for key, steps, effect in rare:
             if steps > self.max_steps:
@@ -813,7 +814,7 @@ class TrainerSettings:
             return
         needed = {"buffer_size": h.buffer_size}
         if isinstance(h, OffPolicySettings):
-            # The first update also needs a whole minibatch in the replay.
+            # The first update also needs a whole minibatch in the replay buffer.
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -891,7 +892,7 @@ class _RewardSignals:
 
         entries = entries_of(node, path)
         if not entries:
-            raise fail(node, path, "needs at least one reward signal, or leave the key out")
+            raise fail(node, path, "needs at least one reward signal; add one, or remove the key")
         return each(entries, signal)
 
 
@@ -1161,7 +1162,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
-    """`checkpoint_settings`: the run's folder, and the state with which it starts."""
+    """`checkpoint_settings`: the run's folder, and the state from which the run starts."""
 
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
@@ -1252,8 +1253,8 @@ class RunSettings:
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
-        # Refused behaviors are tested before the defaults, because the file lists them with a
-        # removed trainer.
+        # Refused behaviors are tested before the defaults: they must not be trained with the
+        # defaults, because the file gives them a trainer that was removed.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:

@@ -91,7 +91,7 @@ def _broken_rule(names: tuple[str, ...], result: Any, error: Exception) -> tuple
 
 
 def _required_form(value: Any, name: str) -> str | None:
-    """Return the form that the value `name` must have, as text; None if `value` has this form."""
+    """Return a text with the form that `name` must have; None if `value` has this form."""
     if name in _BY_AGENT:
         one = name.removesuffix("s")
         if not isinstance(value, Mapping):

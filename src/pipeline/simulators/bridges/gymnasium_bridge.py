@@ -23,7 +23,7 @@ class GymnasiumSimulator(Bridge):
 
     Args:
         id: Gymnasium's id, or `module:id` for a module to import first; or a list of environments,
-            one for each copy, which are named by their id or, without an id, by their class.
+            one for each copy. The behavior is named after their id, or else after their class.
         kwargs: keywords for the environment, and for `gymnasium.make`.
         seed: copy k is seeded once, from this seed and k; later episodes continue its generator.
         n_agents: number of copies.
@@ -141,8 +141,8 @@ def envs_of(vector: Any) -> list[Any]:
     """
     if vector is not vector.unwrapped or not (hasattr(vector, "env_fns") or vector.spec):
         raise SettingsError(
-            f"{type(vector).__name__}: its single environments cannot be made again; pass a "
-            "function that makes one environment instead"
+            f"{type(vector).__name__}: its single environments cannot be made again, because it is "
+            "wrapped or does not tell how; pass a function that makes one environment instead"
         )
     vector.close()
     if hasattr(vector, "env_fns"):

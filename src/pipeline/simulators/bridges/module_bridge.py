@@ -112,7 +112,10 @@ def makes_environments(value: Any) -> bool:
 
 
 def n_agents_of(id: str | Callable[..., Any], *, copies: int) -> int:
-    """Return the default number of agents of a user's simulator, or `copies` for an environment."""
+    """Return the default number of agents of a user's simulator.
+
+    If the user's function makes environments and not a simulator, return `copies`.
+    """
     make = naming.function_of(id)
     default = (
         inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0

@@ -74,7 +74,8 @@ class Copy:
     def _begin(self) -> Any:
         self._playing.clear()
         self._ended.clear()
-        # Each episode gets a seed, because a reset without a seed differs between environments.
+        # Each episode gets a seed, because environments differ in how a reset without a seed draws
+        # random numbers.
         seed = int(self._rng.integers(2**31))
         # Without parameters `options` is None, because many environments refuse an empty map.
         options = self._parameters.values() or None
@@ -120,7 +121,7 @@ class Copy:
         if missing:
             raise UnityEnvironmentException(
                 f"{self._where}: the agent '{min(missing)}' has left without a last observation "
-                "and an end; repair the environment."
+                "with a termination or truncation; repair the environment."
             )
 
     def _ended_stay(self, agents: Sequence[str], remedy: str) -> UnityEnvironmentException:
@@ -179,7 +180,7 @@ class ParallelCopy(Copy):
             refuse_returned(env, "step", result, error, where=self._where)
         self._check_ends()
         # The environment is reset at once, so that the first decisions of the new episode are in
-        # the same message as the ends.
+        # the same message as the last steps of the old episode.
         if not env.agents:
             yield from self.reset()
         elif self._ended.issuperset(env.agents):
@@ -193,7 +194,7 @@ class ParallelCopy(Copy):
         gained = self._add_rewards(rewards)
         for agent, observation in observations.items():
             own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
-            # Environments may leave out agents that have not terminated.
+            # `terminations` and `truncations` may lack agents whose episodes go on.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
                 yield from self._end(agent, observation, not terminated, own_reward, shared_reward)

@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
 class Observations:
     """Converts observations of one space to rows of arrays.
 
-    `root` has the keys of the space's value in the environment's observation.
+    `root` has the keys that lead from the environment's observation to the value of the space.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.
@@ -78,7 +78,10 @@ class Observations:
             leaf._replace(path=root + leaf.path) for leaf in _leaves(space, (), where, visual)
         )
         if not self.leaves:
-            raise SettingsError(f"{where}: the observation space {space} has no observation.")
+            raise SettingsError(
+                f"{where}: the observation space {space} has no observation; wrap the environment "
+                "so that it has one."
+            )
 
     @property
     def specs(self) -> list[ObservationSpec]:
@@ -165,7 +168,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
         return ObservationSpec.vector(math.prod(space.shape), name), _put_bits
     raise SettingsError(
         f"{where}: the observation '{name}' is a {type(space).__name__} space, which the protocol "
-        f"does not support; wrap the environment so that it becomes one of {SUPPORTED}."
+        f"does not support; wrap the environment so that this space becomes one of {SUPPORTED}."
     )
 
 
@@ -328,7 +331,10 @@ class Actions:
         self._build = self._builder(space, ())
         self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
         if not self.spec.continuous_size and not self._branches:
-            raise SettingsError(f"{where}: the action space {space} has no action.")
+            raise SettingsError(
+                f"{where}: the action space {space} has no action; wrap the environment so that it "
+                "has one."
+            )
         text = "discrete_actions: branch {}: choice 0 stands for {}"
         choices = [text.format(i, start) for i, start in enumerate(self._starts) if start]
         self.scales = [*self._scales_of_numbers(), *choices]
@@ -421,7 +427,7 @@ class Actions:
             return self._choices(space)
         raise SettingsError(
             f"{self._where}: the action '{_name(path)}' is a {type(space).__name__} space, which "
-            "the protocol does not support; wrap the environment so that it becomes one of "
+            "the protocol does not support; wrap the environment so that this space becomes one of "
             f"{SUPPORTED}."
         )
 

@@ -115,8 +115,9 @@ def _restore_physics(layer: Any, saved: Mapping[str, Any]) -> None:
 
     state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
-    # `mj_forward` computes the derived arrays, but also changes the solver's warm start, which is
-    # in the state (https://mujoco.readthedocs.io/en/stable/computation/index.html#the-state).
+    # `mj_forward` computes the derived arrays, but also changes the solver's warm start, which is a
+    # part of MuJoCo's state
+    # (https://mujoco.readthedocs.io/en/stable/computation/index.html#the-state).
     mujoco.mj_forward(layer.model, layer.data)
     # Therefore the state is set once more, and then the derived arrays are restored.
     mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)

@@ -29,8 +29,8 @@ ALL = slice(None)
 class Areas:
     """Independent areas, each with its own random stream.
 
-    A subclass allocates with `_keep` every array that later steps depend on, and changes these
-    arrays in place, so that a state can be restored.
+    A subclass allocates with `_keep` every array that later steps depend on. It must change these
+    arrays in place, because `load_state_dict` writes a restored state into the same arrays.
 
     Args:
         name: name of the simulator and of its random streams.

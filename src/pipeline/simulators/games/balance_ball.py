@@ -38,9 +38,9 @@ TIME_STEP_S = 0.01333
 
 # The rewards of Unity's 3DBall, for each decision and for the ball's fall.
 _REWARD, _FALL_REWARD = 0.1, -1.0
-# A quaternion q = (w, x, y, z), written as the matrix [[w, x], [y, z]], is multiplied from the
-# right by a turn about z or x. The result is cos * q + sin * SIGN * partner. The partner is q with
-# reversed rows and columns for a turn about z, and q with reversed columns for a turn about x.
+# If a quaternion q = (w, x, y, z), written as the matrix [[w, x], [y, z]], is multiplied from the
+# right by a turn about z or x, the result is cos * q + sin * `_SIGNS` * p. For a turn about z, p is
+# q with reversed rows and columns; for a turn about x, p is q with reversed columns.
 _SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[..., None]
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
 # Ranges of an episode's first tilts about x and z, in degrees, and of the ball's first x and z.
@@ -200,7 +200,8 @@ class BalanceBall(SoloAreas):
             corners = face @ turn.T
             if (corners.mean(axis=0) @ _VIEW)[2] > 0.0:
                 canvas.polygon((corners @ _VIEW)[:, :2], color)
-        # `height` is the change of y on the way from the ball straight down to the platform's top.
+        # A point that moves straight down from the ball to the platform's top changes its y by
+        # `height`.
         height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]
         shadow = ball + (0.0, height, 0.0) + 0.5 * self._shape[agent][1] * _CIRCLE @ turn.T
         if np.abs(shadow.mean(axis=0) @ turn).max() <= _HALF_SIDE + 1e-9:

@@ -44,7 +44,7 @@ _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
 
 
 class Couriers(Areas):
-    """Independent seats of couriers; `n_agents` counts seats.
+    """`n_agents` independent seats, each empty or taken by one courier.
 
     At most `n_agents` couriers work at the same time.
     """
@@ -58,12 +58,14 @@ class Couriers(Areas):
         self._life = self._keep("life", ())  # number of earlier couriers in this seat
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
-        # For each parcel, the number of places from where it is handed out to its address.
+        # For each parcel, how many places its address comes after the place where the courier gets
+        # the parcel.
         self._hops = self._keep("hops", (MAX_SHIFT,))
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a shift in every seat; couriers at work are removed."""
-        # In an empty seat, `_leave` has already counted the last courier.
+        # Couriers at work are counted as earlier couriers now; `_leave` has counted the couriers of
+        # empty seats already.
         self._life += self._left > 0
         self._begin(self._areas)
         decisions = self._decisions(np.zeros(self._n_areas, np.float32))
@@ -147,7 +149,8 @@ class Couriers(Areas):
         return DecisionSteps(**self._fields(rows, reward), action_mask=masks)
 
     def _fields(self, rows: AnyArray, reward: FloatArray) -> dict[str, Any]:
-        # Each new courier's id is larger by the number of seats, so that ids are never shared.
+        # The ids of successive couriers in a seat differ by the number of seats, so that no two
+        # couriers have the same id.
         ids = np.asarray(rows + self._n_areas * self._life[rows], dtype=np.int32)
         return agent_fields([self._observe(rows)], reward[rows], ids)
 
@@ -163,7 +166,8 @@ class Couriers(Areas):
     def render(self, agent: int) -> AnyArray:
         """Return a picture of the town, the parcel's address and the courier of a seat.
 
-        A courier on the way is drawn at a distance from its place that shows the remaining time.
+        A courier on the way is drawn at a distance from its next place that shows the remaining
+        time.
         """
         seat = agent % self._n_areas
         canvas = Canvas((-1.25, -1.25), (1.25, 1.25))

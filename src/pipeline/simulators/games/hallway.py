@@ -47,8 +47,8 @@ _SPEC = BehaviorSpec(
 class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
-    With `cue_at_end` the symbol is also between the goals, so that no memory is needed. A policy
-    that solves this variant but not the default variant fails because of its memory.
+    With `cue_at_end` the cue is also between the goals, so that no memory is needed. A policy that
+    solves this variant but not the default variant fails because of its memory.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:

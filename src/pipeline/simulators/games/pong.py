@@ -50,7 +50,7 @@ class Pong(Areas):
         self._agent_id = (first, first + np.int32(1))
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a new point in every area."""
+        """Begin a new episode, the play for one point, in every area."""
         self._begin(self._areas)
         return self._steps([TerminalSteps.empty(_SPEC)] * 2)
 

@@ -92,7 +92,8 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
-        # An agent that fell has ended alone; at the end of the episode all other agents end.
+        # The episode of an agent that fell ends at once; the episodes of all other agents end
+        # together.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():
@@ -158,7 +159,8 @@ class PushTogether(Areas):
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
         """Return the common fields of decision and terminal steps, for `selected` [areas, 3]."""
-        # A new agent that replaces an agent gets a new id.
+        # `_life` counts the earlier agents at an index, so that each new agent gets an id that no
+        # earlier agent has had.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)
         return agent_fields(

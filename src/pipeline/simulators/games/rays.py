@@ -20,7 +20,7 @@ TURNS = np.array([0, 0, 0, 1, -1])
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 # This number replaces 0 in directions, so that a division by it gives a large and finite distance.
 _SMALLEST = np.float32(1e-6)
-# A number that float32 represents exactly, because it is stored in float32 and compared.
+# float32 represents this number exactly, because stored float32 coordinates are compared with it.
 HIDDEN = 1e4
 """A coordinate that no ray and no agent can reach."""
 

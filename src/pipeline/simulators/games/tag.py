@@ -147,7 +147,7 @@ class Tag(Areas):
 
 
 def _velocity(action: AnyArray) -> FloatArray:
-    """Return [N, 2] velocities as parts of the full speed, with a length of at most 1."""
+    """Return [N, 2] velocities as fractions of the full speed, with a length of at most 1."""
     length = np.sqrt((action * action).sum(axis=1, keepdims=True))
     return np.asarray(action / np.maximum(length, FULL_SPEED), dtype=np.float32)
 
@@ -155,8 +155,10 @@ def _velocity(action: AnyArray) -> FloatArray:
 _N_DIRECTIONS = 16
 _ANGLES = np.arange(_N_DIRECTIONS) * (2 * np.pi / _N_DIRECTIONS)
 _DIRECTIONS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), axis=1)
-# Number of decisions that the runner looks ahead, and weights of the scripted policies.
+# Number of decisions that the runner looks ahead.
 _LOOK_AHEAD = 4
+# Weight with which the runner avoids corners; and the place to which the farther hunter runs, as a
+# part of the way from the runner to the field's center.
 _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
 

@@ -116,7 +116,7 @@ def run_outside_dag(
     resume: bool = False,
     debug_folder: Path | None = None,
 ) -> TrackedRun:
-    """Return the description of a run outside the DAG, with the same facts as in the stage `train`.
+    """Return the description of a run outside the DAG, with all that the stage `train` records.
 
     `env` is the environment's name (None for the Unity Editor); `build` is its executable if `env`
     is not a path. The run's name is the folder's path below the working folder. `source` is the

@@ -42,7 +42,7 @@ class MlflowSink(MlflowRun):
         self._began_s: float | None = None
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Create or continue the run; write settings that the configuration does not list."""
+        """Create or continue the run; write settings of a behavior that is not configured."""
         if self._began_s is None:
             self._began_s = time.monotonic()
             # A training that does not start leaves no run, so the run is not made in `__init__`.

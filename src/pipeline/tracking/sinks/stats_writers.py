@@ -128,7 +128,7 @@ class _CheckpointSettings:
 
 
 def for_run(run: TrackedRun) -> StatsWriterSink | None:
-    """Return a sink for the statistics writers of installed packages; None without any."""
+    """Return a sink for the statistics writers of installed packages; None if there is none."""
     # ML-Agents also has entry points for its own writers, which duplicate this package's sinks.
     points = [point for point in all_of(GROUP) if brought_by(point)[0] != "mlagents"]
     if not points:
@@ -168,7 +168,7 @@ class StatsWriterSink(Sink):
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Report a behavior's settings, and whether it uses self-play."""
+        """Report a behavior's settings, and self-play if the behavior uses it."""
         kinds = self._mlagents_stats.StatsPropertyType
         self._tell("add_property", behavior, kinds.HYPERPARAMETERS, dict(settings))
         if settings.get("self_play") is not None:
@@ -205,6 +205,6 @@ class StatsWriterSink(Sink):
             except Exception as error:  # noqa: BLE001  # the other writers must be called too
                 text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
                 failed.append((text, error))
-        # Errors are raised after the loop, so that one writer cannot keep a summary from another.
+        # Errors are raised after the loop, so that all other writers get the values.
         if failed:
             raise RuntimeError("; ".join(text for text, _ in failed)) from failed[0][1]

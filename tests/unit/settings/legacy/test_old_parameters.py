@@ -144,7 +144,7 @@ def test_invalid_json_in_a_curriculum_file_is_reported_with_its_line(loaded, wri
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
     assert message.startswith(f"{path}:3: cannot be read as JSON: ")
-    with pytest.raises(SettingsError, match="NaN is not a number"):
+    with pytest.raises(SettingsError, match="JSON has no NaN"):
         loaded(TRAINER, curriculum=written('{"measure": NaN}', "Walker.json"))
 
 

@@ -135,8 +135,8 @@ def to_present(
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # `parts` has the environment parameters of each part of the files; later parts override earlier
-    # parts.
+    # Each item of `parts` has the environment parameters from one place; later items override
+    # earlier items.
     parts: list[dict[str, Node]] = []
     # The parts are added in this order: a flat file's sections, the file's curricula, --curriculum,
     # the file's samplers, --sampler.
@@ -220,10 +220,10 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the environment parameters `present`, merged with those of every part.
+    """Return the environment parameters `present`, merged with the parameters in all `parts`.
 
-    A later part overrides an earlier part, and `changes` gets a note about the overridden
-    parameter. Without parts, `present` is returned.
+    A later item of `parts` overrides an earlier item, and `changes` gets a note about the
+    overridden parameter. If `parts` has no parameters, `present` is returned.
     """
     if not any(parts):
         return present
@@ -271,7 +271,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
         changes.gone(entries[key], join(at, key), text)
     for key in ("measure", "thresholds", "parameters"):
         if key not in entries:
-            near = f" (there is {unknown[0]!r})" if unknown else ""
+            near = f", but has {unknown[0]!r}" if unknown else ""
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
     # The measure is checked here, because the present format also accepts the measure elo.
@@ -347,7 +347,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     entries = entries_of(node, at)
     spelling = next((key for key in SAMPLER_TYPES if key in entries), None)
     if spelling is None:
-        raise fail(node, at, f"does not contain sampler-type, got {display(node)}")
+        raise fail(node, at, f"does not contain sampler-type, got {display(node)}; add the key")
     written = entries[spelling]
     # ML-Agents used both spellings.
     kind = str(written.value).replace("multirange_uniform", "multirangeuniform")
@@ -413,7 +413,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
 
 
 def _refuse_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a number")
+    raise ValueError(f"JSON has no {constant}; write a finite number")
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:

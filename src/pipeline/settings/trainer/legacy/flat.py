@@ -196,12 +196,15 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set the hyperparameter `key`: agent steps per update, in place of a count of updates."""
+        """Set the hyperparameter `key` to `ratio`, the agent steps for each update.
+
+        `node` has the old value, a number of updates.
+        """
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record a removed key, unless the key is inherited: then the other section reports it."""
+        """Record a removed key, unless it is inherited: the section that has it records it once."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 
@@ -502,7 +505,8 @@ class FlatFile:
             return None
         trainer = self.default.value["trainer_type"].value
         for name, node in self.over_default.items():
-            # ML-Agents cannot remove an inherited reward signal, nor inherit across trainers.
+            # In ML-Agents, a behavior cannot remove an inherited reward signal, and cannot inherit
+            # from defaults with another trainer.
             signals, kind = node.value.get("reward_signals"), node.value.get("trainer_type")
             takes_away = signals and any(item.value is None for item in signals.value.values())
             if takes_away or (kind is not None and kind.value != trainer):
