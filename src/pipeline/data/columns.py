@@ -139,7 +139,7 @@ class GrowableRows:
         if state.keys() != present.keys():
             raise ValueError(
                 f"the saved rows have the columns {', '.join(state)}, but the algorithm needs "
-                f"{', '.join(present)}"
+                f"{', '.join(present)}; another algorithm or version saved the rows"
             )
         self.replace(len(next(iter(state.values()))), Columns.from_saved(state))
 
