@@ -64,7 +64,8 @@ class Mistakes:
     def refuse(self) -> None:
         """Raise the collected errors as one SettingsError, in the order of lines.
 
-        A value that several keys use, as in old formats, is reported once.
+        A wrong value that several keys share, as after the conversion of an old format, is reported
+        once.
         """
         first: dict[object, SettingsError] = {}
         for error in self.found:
@@ -210,7 +211,7 @@ class Interrupted(PipelineError):  # noqa: N818  # an interruption is no error
 
 
 class UnityException(PipelineError):  # noqa: N818  # the name is ML-Agents'
-    """Base class of errors between an environment and this process."""
+    """Base class of errors of an environment, or of the connection to it."""
 
 
 class UnityEnvironmentException(UnityException):

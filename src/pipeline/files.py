@@ -253,7 +253,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name, of an entry in the folder of the missing `path`, that is most similar to it.
+    """Return the name most similar to the missing `path` among the entries of its folder.
 
     None if no entry has a similar name.
     """
@@ -336,7 +336,7 @@ def keep_aside(path: Path, reason: str) -> None:
     kept = free_name(path)
     path.rename(kept)
     _log.warning(
-        "%s: %s. The file was renamed to %s; a new file has its valid part.", path, reason, kept
+        "%s: %s. The file was renamed to %s; its valid part is in a new file.", path, reason, kept
     )
 
 
