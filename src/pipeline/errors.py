@@ -189,7 +189,7 @@ def where(error: BaseException) -> str:
     """Return an error's message and the line of the user's code that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
-        # The message of SystemExit is only the exit code, so this text says what the module does.
+        # The message of SystemExit is only the exit code, so the text names the call instead.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
     # This finds the innermost line of the user's code: deeper frames are in libraries, and earlier

@@ -243,7 +243,8 @@ def similar(path: Path | str) -> str:
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
-            # `_below` lists the highest level first, so the first file with a stem is kept.
+            # Of several files with one stem, the first is kept, because `_below` lists the highest
+            # level first.
             candidates.setdefault(file.stem, file)
     for name in get_close_matches(path.stem, candidates, cutoff=_ALIKE_HERE):
         file = candidates[name]

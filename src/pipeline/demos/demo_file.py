@@ -122,7 +122,8 @@ def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto)
         bounds = _record(data, stop)
         if bounds is None and counted:
             raise _damaged(path, len(records), meta)
-        # The copy of the metadata has no length before it, so it may look like a record.
+        # The copy of the metadata has no length before it, so its first bytes may be misread as the
+        # length of a record.
         if not counted and _is_copy(data, stop, meta):
             break
         if bounds is None:
@@ -242,7 +243,7 @@ def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> 
         action_mask=old.action_mask,
         observations=old.observations,
     )
-    # Old infos have images first, with the sizes in the brain parameters, then one vector.
+    # Old infos have images, and then one vector; the brain parameters have the images' sizes.
     for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
         channels = 1 if camera.gray_scale else 3
         info.observations.add(

@@ -115,8 +115,8 @@ def attach_workers(
             except (UnityCommunicationException, UnityCommunicatorStoppedException) as error:
                 _log.warning("Waiting for %s again: %s", names[worker], one_line(error))
             else:
-                # Only a connected player is no longer missing: after a refusal, the user can start
-                # another player.
+                # A worker with a refused player stays missing, so that the user can start another
+                # player.
                 missing.remove(worker)
                 _log.info("Connected: %s.", names[worker])
         workers = WorkerSet(

@@ -185,7 +185,8 @@ def _observe(
         counter.decide(decision_steps)
         branches = env.behavior_specs[name].action_spec.discrete_branches
         if decision_steps.action_mask is None and branches:
-            # For a model of ML-Agents' package 1.x the sizes of branches are read from the masks.
+            # A model of ML-Agents' package 1.x needs masks: the sizes of its branches are read from
+            # the masks.
             n = len(decision_steps)
             decision_steps.action_mask = [np.zeros((n, size), np.bool_) for size in branches]
         decisions[name] = decision_steps

@@ -392,7 +392,7 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the smallest tolerance of a tensor; it allows for sums in another order."""
+        """Return the least tolerance of a tensor, which allows for sums in another order."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:

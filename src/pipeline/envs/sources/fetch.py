@@ -398,8 +398,8 @@ class _Unpacking:
                     links.append(entry)
                 else:
                     archive.extract(entry, self._folder, filter=self._checked)
-            # Hard links are made before symbolic links, so that each leads to an unpacked file,
-            # which `_checked` tests, and not to a link.
+            # Hard links are made before symbolic links: `_checked` tests that a hard link leads to
+            # a file, and must not find a symbolic link in place of this file.
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
