@@ -460,7 +460,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._failed = True
 
     def _shut_down(self, wait_s: float) -> None:
-        """End the conversation, the process and its children; a second call does nothing."""
+        """End the connection, the process and its children; a second call does nothing."""
         if not self._loaded:
             return
         self._loaded = False

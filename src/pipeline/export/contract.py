@@ -323,8 +323,8 @@ def publishing_findings(
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         memory = outputs(model).get("recurrent_out")
-        # `model_findings` accepts any batch axis of the memory, because models of earlier packages
-        # may have any.
+        # `model_findings` accepts any batch axis of the memory, because in models of earlier
+        # packages the axis may have any name or length.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
             text = f"recurrent_out has shape {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))

@@ -245,7 +245,8 @@ def _gelu(x: FloatArray) -> FloatArray:
     return (x + x * np.tanh(inner)) * -_MINUS_HALF
 
 
-# Swish is computed in `__call__`, because a function call takes as long as a small layer.
+# Swish is computed in `__call__`, because calling a function takes as long as computing a
+# small layer.
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,
