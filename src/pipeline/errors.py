@@ -64,7 +64,8 @@ class Mistakes:
     def refuse(self) -> None:
         """Raise the collected errors as one SettingsError, in the order of lines.
 
-        A value that several keys use, as in old formats, is reported once.
+        A wrong value that several keys share, as after the conversion of an old format, is reported
+        once.
         """
         first: dict[object, SettingsError] = {}
         for error in self.found:
@@ -188,7 +189,7 @@ def where(error: BaseException) -> str:
     """Return an error's message and the line of the user's code that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
-        # The message of SystemExit is only the exit code, so this text says what the module does.
+        # The message of SystemExit is only the exit code, so the text names the call instead.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     at = line_of_user(error)
     return f"{text} ({at})" if at else text
@@ -216,7 +217,7 @@ class Interrupted(PipelineError):  # noqa: N818  # an interruption is no error
 
 
 class UnityException(PipelineError):  # noqa: N818  # the name is ML-Agents'
-    """Base class of errors between an environment and this process."""
+    """Base class of errors of an environment, or of the connection to it."""
 
 
 class UnityEnvironmentException(UnityException):

@@ -243,7 +243,8 @@ def similar(path: Path | str) -> str:
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
-            # `_below` lists the highest level first, so the first file with a stem is kept.
+            # Of several files with one stem, the first is kept, because `_below` lists the highest
+            # level first.
             candidates.setdefault(file.stem, file)
     for name in get_close_matches(path.stem, candidates, cutoff=_ALIKE_HERE):
         file = candidates[name]
@@ -253,7 +254,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name, of an entry in the folder of the missing `path`, that is most similar to it.
+    """Return the name most similar to the missing `path` among the entries of its folder.
 
     None if no entry has a similar name.
     """
@@ -336,7 +337,7 @@ def keep_aside(path: Path, reason: str) -> None:
     kept = free_name(path)
     path.rename(kept)
     _log.warning(
-        "%s: %s. The file was renamed to %s; a new file has its valid part.", path, reason, kept
+        "%s: %s. The file was renamed to %s; its valid part is in a new file.", path, reason, kept
     )
 
 

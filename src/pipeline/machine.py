@@ -23,7 +23,7 @@ PORTABLE: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     # This chooses the kernels of NumPy's matrix products, which environments use.
     "OPENBLAS_CORETYPE": "Nehalem",
-    "OPENBLAS_NUM_THREADS": "1",  # the default is one thread for each core
+    "OPENBLAS_NUM_THREADS": "1",  # by default one thread for each core, which changes rounding
     # This disables NumPy's loops for AVX2 and for newer instructions.
     "NPY_DISABLE_CPU_FEATURES": "X86_V3",
 }
@@ -94,8 +94,8 @@ def summary(recorded: Mapping[str, Any]) -> str:
     return f"{start}: {kernels}" if kernels else str(start)
 
 
-# The operating system does not decide rounding. The mode decides rounding by its variables, which
-# `decisive` adds by their names.
+# The operating system does not decide rounding. Portable mode decides rounding by its variables,
+# which `decisive` adds by their names.
 _NOT_DECISIVE = ("portable", "variables", "system")
 _IN_FRONT = ("portable", "processor", "variables")
 

@@ -275,7 +275,9 @@ def test_discrete_actions_of_a_version_2_model_follow_the_probabilities_and_mask
     with pytest.raises(ExportError, match="no output deterministic_action; it was exported"):
         policy.act(steps, deterministic=True)
     no_masks = decision_steps(one.obs)
-    with pytest.raises(ExportError, match="only the sum of its branches' sizes; give the action_m"):
+    with pytest.raises(
+        ExportError, match="the sizes of the branches, only their sum; give the action_m"
+    ):
         policy.act(no_masks, deterministic=False)
 
 

@@ -330,7 +330,7 @@ def test_onnx_check_compares_a_model_with_the_behavior_that_has_the_name_of_the_
     with pytest.raises(DemonstrationError, match="has the behaviors A, Guess; name one of them"):
         spec_of("two", lambda _: Two(), default="Guess-500")
     with pytest.raises(
-        DemonstrationError, match="--behavior: two has no behavior 'B'; it has A, Guess"
+        DemonstrationError, match="--behavior: two has no behavior 'B'; name one of A, Guess"
     ):
         spec_of("two", lambda _: Two(), "B", default="Guess")
 
@@ -342,7 +342,7 @@ def test_onnx_check_refuses_an_unknown_behavior(here, monkeypatch, capsys):
     monkeypatch.setattr("pipeline.cli.onnx.check", lambda *_, **__: "checked")
     (here / "B.onnx").touch()
     for options, said in {
-        ("--env", "ball"): "--behavior: ball has no behavior 'Foo'; it has B",
+        ("--env", "ball"): "--behavior: ball has no behavior 'Foo'; name one of B",
         (): "--behavior: needs --env or --demo, which has the",
     }.items():
         assert cli.main(["onnx", "check", "B.onnx", "--behavior", "Foo", *options]) == 2

@@ -265,7 +265,7 @@ def test_policy_can_be_evaluated_in_a_behavior_of_another_name_with_the_same_spe
     played = pipeline.evaluate(checkpoint, Lighthouse(), episodes=3, seed=5)
     assert [(one.behavior, one.length) for one in played] == [("Lighthouse?team=0", 3)] * 3
     assert "The policy of Beacon plays the behavior Lighthouse, which has the same" in caplog.text
-    with pytest.raises(pipeline.PipelineError, match="this policy is of Beacon; the environment"):
+    with pytest.raises(pipeline.PipelineError, match="this policy is for the behavior Beacon; the"):
         pipeline.evaluate(checkpoint, Wider(), episodes=1)
     first_three, env = Beacon.begun[:3], Lighthouse()
     # As docs/reference/python.md says.
@@ -296,7 +296,7 @@ def test_make_env_accepts_every_form_of_an_environment(tmp_path: Path, monkeypat
         ("json:nothing", "has no function or class 'nothing'"),
         ("gymnasium:CartPol-v1", "CartPole-v1"),
         ("no_such_program", "no_such_program"),
-        (3, "an object of type int cannot be trained in"),
+        (3, "an object of type int is not an environment"),
     ],
 )
 def test_make_env_refuses_an_unknown_environment_in_one_line(form, said):

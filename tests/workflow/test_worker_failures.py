@@ -50,7 +50,7 @@ def test_killed_environment_restarts_and_too_many_restarts_save_and_end_the_run(
     assert learning.end() == 2, learning.told
     (restart,) = [line for line in learning.told.splitlines() if "Restarting worker" in line]
     assert re.search(r"Restarting worker\[3\] after '.*(killed|signal|SIGKILL|-9)", restart)
-    assert "Worker[3] goes on where it was." in learning.told
+    assert "Worker[3] continues from its last step." in learning.told
     assert "Worker 3 exceeded the allowed number of restarts, 1 of 1 in 3600 s" in learning.error()
     assert 5000 <= checkpoint(tmp_path, "ppo")["learner"]["step"] < 12000
     assert (tmp_path / "results/ppo/3DBall.onnx").is_file()

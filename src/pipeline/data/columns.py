@@ -139,7 +139,7 @@ class GrowableRows:
         if state.keys() != present.keys():
             raise ValueError(
                 f"the saved rows have the columns {', '.join(state)}, but the algorithm needs "
-                f"{', '.join(present)}"
+                f"{', '.join(present)}; another algorithm or version saved the rows"
             )
         self.replace(len(next(iter(state.values()))), Columns.from_saved(state))
 
@@ -207,7 +207,7 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return the numbers of all rows, with the row after each trajectory added to the trajectory.
+    """Return the row numbers of all trajectories, each with the row after its end appended.
 
     The numbers are indices into an array that has the R rows of all sequences first, and then, for
     each of the K trajectories, the row after the trajectory.

@@ -30,10 +30,10 @@ _NO_GROUP = -1
 _PER_SLOT = {
     "present": np.bool_,  # the agent has made a decision, and its episode has not ended
     "group": np.int64,
-    "entity": np.int64,  # number of the agent's last entity
-    "moment": np.int64,  # number of the moment of the agent's last decision
-    "end_moment": np.int64,  # number of the moment after the end of the agent's episode
-    "pending_reward": np.float64,  # members' individual rewards since the agent's last message
+    "entity": np.int64,  # number of the agent's last stored observation and action
+    "moment": np.int64,  # number of the group's snapshot at the agent's last decision
+    "end_moment": np.int64,  # number of the group's snapshot after the agent's end
+    "pending_reward": np.float64,  # sum of members' own rewards since the agent's last message
     "step_reward": np.float64,  # `pending_reward` at this message, plus the group reward
     "step_reward_at_end": np.float64,
     "own_return": np.float64,  # sum of individual rewards in the episode so far
@@ -55,7 +55,7 @@ _CAPACITY = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMessage:
-    """Data of N agents in one message of all workers: ended agents, or deciding agents."""
+    """Data of N agents of a team, in the messages of all workers: ended or deciding agents."""
 
     slots: AnyArray
     """[N] slot of each agent."""
@@ -149,7 +149,10 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all snapshots but those numbered `needed` and each present agent's latest one."""
+        """Drop the snapshots that are not needed any more.
+
+        The snapshots with the numbers `needed` stay, and the latest snapshot of each present agent.
+        """
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
@@ -166,7 +169,10 @@ class Groups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore a state that `state_dict` returned; without `with_open`, only the snapshots."""
+        """Restore a state that `state_dict` returned.
+
+        Without `with_open`, only the snapshots are restored, and no data of open trajectories.
+        """
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
@@ -256,9 +262,9 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Members:
-    """M snapshots of groups (moments) with at most N members each, and the E members' data.
+    """M snapshots of groups (moments) with at most N members each, and the members' E entities.
 
-    The stored observation and action of a member are called an entity.
+    An entity is the stored observation and action of a member.
     """
 
     entities: Columns[AnyArray]
@@ -333,7 +339,7 @@ class GroupSnapshots:
         """Forget all moments and entities except `moments`, their members, and `entities`."""
         moments = np.unique(moments)
         members, counts = self._members_of(moments)
-        # Entities of present agents are kept, even if no kept moment has them.
+        # Entities of present agents are kept, because later moments will contain them.
         at = self._places(np.union1d(members, entities))
         self._entities.replace(len(at), self._entities.arrays.map(lambda values: values[at]))
         self._moments.replace(len(moments), Columns({"id": moments, "count": counts}))

@@ -243,11 +243,11 @@ class Replay:
         return self._state(0, 0)
 
     def new_rows(self) -> dict[str, AnyArray]:
-        """Return copies of the rows that are in no file of `kept`, in `state_dict`'s format."""
+        """Return copies, in `state_dict`'s format, of the rows that are in no file of `kept`."""
         return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
-        """Append a file with the newest rows to `kept`; drop files without a stored row."""
+        """Append a file with the newest rows to `kept`; drop files with overwritten rows only."""
         self.kept.append((name, digest, n_rows))
         self._saved_up_to = (self.n_added, self._n_sequences)
         # A file is needed as long as fewer than `capacity` rows were added after its own rows.

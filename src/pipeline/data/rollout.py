@@ -104,7 +104,8 @@ class Trajectories:
         self._episode_length = np.zeros(0, dtype=np.int64)
         dense = {name: spec for name, spec in self.columns.fields.items() if not spec.every}
         self._rows = GrowableRows(Columns(dense, columns.obs), capacity)
-        # One row for each closed trajectory: its length, its end, and the observation after it.
+        # One row for each closed trajectory, with its length, how it ended, and the observation
+        # after its last row.
         ends = {
             "length": Field(shape=(), dtype=np.int64),
             "terminated": Field(shape=(), dtype=np.bool_),
@@ -123,7 +124,7 @@ class Trajectories:
     def n_closed(self) -> int:
         """Number of rows for the next update; with memory, each short sequence counts as full.
 
-        With this count, `buffer_size` rows are as many sequences for short as for long episodes.
+        So the number of sequences in an update does not depend on the length of episodes.
         """
         if not self._sparse:
             return self._rows.used

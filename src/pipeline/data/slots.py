@@ -149,7 +149,7 @@ class Slots:
         if sorted(owned) != list(range(len(state["heard"]))) or state["n_slots"] != len(owned):
             raise ValueError(
                 f"the saved agents and free slots name {len(owned)} slots, but each of the "
-                f"{state['n_slots']} slots must be named once"
+                f"{state['n_slots']} slots must be named once; the checkpoint is damaged"
             )
         self._by_source = {
             entry["source"]: (entry["ids"], entry["slots"]) for entry in state["taken"]

@@ -173,6 +173,6 @@ def spec_of(
             text = f"has the behaviors {names}; name one of them with --behavior"
             raise DemonstrationError(f"{source}: {text}")
         raise DemonstrationError(
-            f"--behavior: {source} has no behavior {behavior!r}; it has {names}"
+            f"--behavior: {source} has no behavior {behavior!r}; name one of {names}"
         )
     return chosen, specs[chosen], columns

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 # Recorders reserve 32 bytes for the metadata, and one byte for the length of the metadata.
 BRAIN_OFFSET = 33
-# The versions that ML-Agents reads; its recorders write 1.
+# Versions of the file format that ML-Agents reads; its recorders write version 1.
 API_VERSIONS = (0, 1)
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 _CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
@@ -122,7 +122,8 @@ def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto)
         bounds = _record(data, stop)
         if bounds is None and counted:
             raise _damaged(path, len(records), meta)
-        # The copy of the metadata has no length before it, so it may look like a record.
+        # The copy of the metadata has no length before it, so its first bytes may be misread as the
+        # length of a record.
         if not counted and _is_copy(data, stop, meta):
             break
         if bounds is None:
@@ -144,7 +145,7 @@ def _is_copy(data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> bool:
     # Metadata have at most 32 bytes, because they must fit into the header.
     if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
         return False
-    # The counts are not compared, because the header's counts were never written.
+    # The counts are not compared: a copy is only looked for if the header's number of steps is 0.
     same = copy.api_version == meta.api_version
     return same and copy.demonstration_name == meta.demonstration_name
 
@@ -163,7 +164,7 @@ def _content(path: Path) -> bytes:
             f"The demonstration file or directory {path} does not exist{hint}"
         ) from error
     except OSError as error:
-        raise DemonstrationError(f"{path}: {error.strerror}") from error
+        raise DemonstrationError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> DemonstrationError:
@@ -195,7 +196,10 @@ def _parses(message: Message, data: bytes) -> bool:
 
 
 def _is_agent_info(record: bytes) -> bool:
-    """Return whether a record is an agent info; a pair has only fields 1 and 2, both messages."""
+    """Return whether a record is an agent info, and not a pair of agent info and action.
+
+    A pair has only the fields 1 and 2, and both are messages.
+    """
     anything = Empty()
     if not _parses(anything, record):
         return False
@@ -211,7 +215,7 @@ def _from_agent_infos(
     records: list[bytes],
     n_bytes: int,
 ) -> DemoMessages:
-    """Return the messages of the present format for the agent infos of packages 0.6 to 0.11.
+    """Return messages of the present format for the agent infos of Unity's packages 0.6 to 0.11.
 
     An info stores the action of the previous step, so a step's action is in the next info; the last
     step has no action.
@@ -239,7 +243,7 @@ def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> 
         action_mask=old.action_mask,
         observations=old.observations,
     )
-    # Old infos have images first, with the sizes in the brain parameters, then one vector.
+    # Old infos have images, and then one vector; the brain parameters have the images' sizes.
     for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
         channels = 1 if camera.gray_scale else 3
         info.observations.add(
@@ -310,7 +314,7 @@ def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
 
 
 def read_demo(path: Path | str) -> Demonstration:
-    """Read one `.demo` file, of any package version.
+    """Read one `.demo` file, from any version of Unity's package.
 
     Actions that a recorder left out (the last action of an episode) are zeros.
 
@@ -327,7 +331,7 @@ def read_demo(path: Path | str) -> Demonstration:
                 "at the end"
             )
         spec = behavior_spec_from(brain, infos[0])
-        # A pair of a few bytes may have large masks, so the memory is checked first.
+        # A step of a few bytes may have large masks, so the memory is checked first.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
         # The decoder reads received messages, in which observations are still serialized, so the
         # infos are converted to such messages.

@@ -102,7 +102,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
     )
     if len(rows) == 0:
         named = ", ".join(source.path for source in weighted)
-        raise DemonstrationError(f"{named}: no step has an action to learn from")
+        raise DemonstrationError(f"{named}: no step has an action to learn from; name other files")
     return rows
 
 
@@ -131,10 +131,11 @@ def _episode_lengths(done: BoolArray) -> AnyArray:
 def merge_demos(
     sources: Sequence[Path | str], target: Path, *, behavior: str | None = None
 ) -> list[str]:
-    """Write several demonstrations, in order, as one file with the same rows to imitate.
+    """Write several demonstrations, one after another, into one file.
 
-    An open episode at the end of a file is closed as cut short, so that it does not continue in the
-    next file. Without `behavior`, all files must have the same behavior name.
+    Imitation of the written file learns the same rows as imitation of all sources. An open episode
+    at the end of a source is closed as cut short, so that it does not continue in the next source.
+    Without `behavior`, all files must have the same behavior name.
 
     Returns:
         Lines of text about the files.
@@ -238,7 +239,7 @@ def _episodes_to_keep(
             f"{path}: there is no episode {beyond[0]}; its ended episodes are 1 to {len(returns)}"
         )
     keep = np.isin(numbers, numbers if episodes is None else episodes)
-    # The summed float32 rewards may differ slightly from the return that a user reads.
+    # A sum of float32 rewards may differ slightly from the limit, a return that a user has read.
     if min_return is not None:
         keep &= returns >= min_return - _SLACK * max(1.0, abs(min_return))
     if max_return is not None:
@@ -286,7 +287,7 @@ def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) ->
     if names is not None:
         _log.warning(
             "%s: its observations are called %s, the behavior's %s. They are taken to mean the "
-            "same, because their shapes agree; check that they do.",
+            "same, because their shapes agree; check that they mean the same.",
             file,
             *names,
         )

@@ -56,7 +56,7 @@ def import_table(
         behavior: name of the behavior.
         spec: specification of the behavior.
         target: path of the `.demo` file.
-        columns: column names by field, for fields with columns of other names.
+        columns: column names by field, for fields that are not in the columns of the usual names.
         action_scale: divisors of the recorded continuous actions: one for all actions, or one for
             each action.
 
@@ -206,7 +206,7 @@ def _actions(
             kinds.append((numbers, np.isnan(numbers.values) | no_choice))
     idle = np.asarray(np.concatenate([none for _, none in kinds], axis=1).all(axis=1))
     if idle.all():
-        raise DemonstrationError(f"{table.source}: no row has an action to learn from")
+        raise DemonstrationError(f"{table.source}: no row has an action to learn from; add actions")
     for numbers, none in kinds:
         lacking = none & ~idle[:, None]
         _refuse(
@@ -326,7 +326,9 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
         unended[-1] = False
         if unended.any():
             row = int(unended.argmax())
-            message = "has no action, but no episode ends here; add the action, or a flag"
+            message = (
+                "has no action, but no episode ends here; add the action, or a flag `terminated`"
+            )
             raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
     last = np.flatnonzero(ending)
     # The end of the table closes an open episode.

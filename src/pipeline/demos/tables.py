@@ -126,15 +126,18 @@ class Table:
                 f"--column {name}=COLUMN"
             )
         for row, value in enumerate(values.tolist()):
-            # Only NaN differs from itself.
+            # Empty entries are NaN, which is the only value that differs from itself.
             if not isinstance(value, str | int | float) or value != value:
                 raise self.fault(
-                    row, names[0], f"{value!r} is not a name; give a number or a text in each row"
+                    row,
+                    names[0],
+                    f"{value!r} is not usable as a name; give a number or a text in each row",
                 )
         return values, names[0]
 
     def _names(self, name: str, size: int, columns: Columns) -> list[str]:
-        # Numbered columns are used if the table has any; else a single column may have lists.
+        # The columns `NAME.0`, `NAME.1`, ... are used if the table has any of them; else a column
+        # `NAME` may have lists.
         numbered = [f"{name}.{index}" for index in range(size)]
         names = [name] if {*numbered}.isdisjoint(self.columns) else numbered
         if name not in columns and names == [name] and name not in self.columns:
@@ -269,7 +272,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
-    # Spreadsheets write semicolons if the comma is the decimal sign.
+    # Spreadsheets write semicolons if the comma is the decimal sign, so the separator is the most
+    # frequent of these characters in the header.
     separator = max(",;\t", key=header.count)
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
     if not names:

@@ -107,7 +107,7 @@ def attach_workers(
                 _log.info("Waiting for %s.", name)
             _log.info(_HOW_TO_START, timeout_wait)
         envs: dict[int, UnityEnvironment] = {}
-        # Players connect in any order, so each is greeted when it calls.
+        # Players connect in any order, so the handshake with a player begins when the player calls.
         missing = set(range(n_players))
         for worker in _callers(servers, missing, timeout_wait):
             try:
@@ -115,8 +115,8 @@ def attach_workers(
             except (UnityCommunicationException, UnityCommunicatorStoppedException) as error:
                 _log.warning("Waiting for %s again: %s", names[worker], one_line(error))
             else:
-                # Only a connected player is no longer missing: after a refusal, the user can start
-                # another player.
+                # A worker with a refused player stays missing, so that the user can start another
+                # player.
                 missing.remove(worker)
                 _log.info("Connected: %s.", names[worker])
         workers = WorkerSet(
@@ -145,7 +145,7 @@ def _callers(
 ) -> Iterator[int]:
     """Yield the number of each worker to which a player connects, until no worker is `missing`.
 
-    The code that iterates has to remove a worker from `missing` after the worker's greeting.
+    The code that iterates has to remove a worker from `missing` after its player's handshake.
 
     Raises:
         UnityException: `timeout_s` seconds are over, or the run was told to stop.

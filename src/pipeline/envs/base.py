@@ -111,7 +111,7 @@ class SilenceWatch:
 
 
 def last_message(steps: Mapping[str, Steps], known: Iterable[str]) -> str:
-    """Describe an environment's last message for the warning: which agents are in the message."""
+    """Return a text, for `SilenceWatch`, that says which agents the last message has."""
     waiting = {name: len(decision) for name, (decision, _) in steps.items() if len(decision)}
     if waiting:
         return f"the environment has not answered the actions of {_counts(waiting)}"
@@ -265,7 +265,7 @@ class StoredStepsEnv(BaseEnv):
         """Set the actions of all agents in the last decision steps, in the same order.
 
         Raises:
-            UnityActionException: There is no such behavior, or the shape is wrong.
+            UnityActionException: There is no such behavior, or a shape in `action` is wrong.
         """
         spec = self._spec(behavior_name)
         # As in ML-Agents, actions are ignored until the behavior's first agents have been sent.
@@ -277,7 +277,7 @@ class StoredStepsEnv(BaseEnv):
         """Set the action of the agent `agent_id`; the arrays in `action` have one row.
 
         Raises:
-            UnityActionException: There is no such behavior, or the shape is wrong.
+            UnityActionException: There is no such behavior, or a shape in `action` is wrong.
             IndexError: The agent did not ask for a decision.
         """
         spec = self._spec(behavior_name)

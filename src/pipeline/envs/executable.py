@@ -69,8 +69,8 @@ def load(folder: Path) -> Build:
 def _local_copy(folder: Path) -> Path:
     """Return a build's copy below PIPELINE_SCRATCH, or `folder` if this variable is not set.
 
-    A build is copied again only if its content has changed. The copy avoids that each process of
-    the environment reads gigabytes over the network.
+    A build is copied again only if its content has changed. Without the copy, each process
+    of the environment would read gigabytes over the network.
     """
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:

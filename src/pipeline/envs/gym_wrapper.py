@@ -76,7 +76,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         try:
             self._env.reset()
             self.name, self.spec_of_behavior = self._only_behavior()
-            # The first call of `reset` returns these steps instead of a second reset.
+            # The first call of `reset` returns these steps, and does not reset the environment a
+            # second time.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
             self._layout()
@@ -187,7 +188,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
                 return steps
             self._env.step()
         raise UnityGymException(
-            f"{self.name}: no agent asked for a decision in {MAX_EMPTY_STEPS} steps."
+            f"{self.name}: no agent asked for a decision in {MAX_EMPTY_STEPS} steps. In Unity, "
+            "give the agent a Decision Requester."
         )
 
     def _layout(self) -> None:
@@ -263,7 +265,9 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
     def seed(self, seed: Any = None) -> None:
         """Log a warning that says how to set a seed: `seed` has no effect, as in ML-Agents."""
         _log.warning(
-            "seed(%s) has no effect: pass a path to the wrapper, and a seed to reset().", seed
+            "seed(%s) has no effect: give the wrapper the executable's path, and pass the seed to "
+            "reset().",
+            seed,
         )
 
     def reset(self, **options: Any) -> Any:
@@ -279,8 +283,8 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
     """Return a function that starts an environment with a seed; None for a running environment.
 
-    `source` is the path of an executable, such a function, or an environment. `args` are arguments
-    for an executable; Unity's players ignore unknown arguments.
+    `source` is the path of an executable, a function that starts an environment with a seed, or an
+    environment. `args` are arguments for an executable; Unity's players ignore unknown arguments.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(

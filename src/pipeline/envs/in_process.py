@@ -153,7 +153,7 @@ class InProcessEnvironment(StoredStepsEnv):
             self.silence.end_wait()
         specs = self._simulator.behavior_specs
         for name, (decision, terminal) in result.items():
-            # As with an executable, a behavior is known after its first agent.
+            # As with an executable, a behavior is known only when its first agent has appeared.
             if name not in self._specs and (len(decision) or len(terminal)):
                 check_spec(name, specs[name])
                 self._specs[name] = specs[name]
@@ -168,7 +168,7 @@ def refuse_other_object(env: object) -> None:
     lacking = [name for name in _MEMBERS if not (hasattr(type(env), name) or hasattr(env, name))]
     if lacking:
         raise SettingsError(
-            f"an object of type {type(env).__name__} cannot be trained in, because it lacks "
+            f"an object of type {type(env).__name__} is not an environment, because it lacks "
             f"{', '.join(lacking)}; give an executable, an environment of Gymnasium or PettingZoo, "
             "or an object with ML-Agents' low-level API"
         )

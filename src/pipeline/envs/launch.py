@@ -260,8 +260,8 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """
     if process.returncode is not None or os.name != "posix":
         return process.poll() is not None
-    # The status is read without reaping the process, because after reaping another process group
-    # could get its number.
+    # The status is read without reaping the process: once the process is reaped, another process
+    # group could get its number.
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False

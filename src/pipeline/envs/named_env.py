@@ -60,8 +60,8 @@ build with which the run began.
 def environment_of(name: str) -> EnvironmentParams:
     """Return the environment of a name: an existing executable, or an environment to build.
 
-    A single word names the executable at that path, else an environment of params.yaml in the
-    current folder, else a simulator, else the only executable in the folder at that path.
+    A single word is read as the path of an executable, else as an environment of params.yaml in the
+    current folder, else as a simulator, else as the path of a folder with only one executable.
 
     Raises:
         SettingsError: The name has no valid form, or its entry in params.yaml has a mistake.
@@ -131,7 +131,7 @@ def executable_of(name: str) -> Path:
 
 
 def in_folder(source: Any) -> Any:
-    """Return the only executable of a folder; return a `source` that is no folder unchanged."""
+    """Return the only executable of the folder `source`; return `source` if it is no folder."""
     is_path = isinstance(source, Path) or (
         isinstance(source, str) and environment_of(source).packed() is None
     )

@@ -127,7 +127,10 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             if result.obs:
                 return result.obs, result.infos
             self._env.step()
-        raise UnityPettingZooException(f"No agent asked for a decision in {MAX_EMPTY_STEPS} steps.")
+        raise UnityPettingZooException(
+            f"No agent asked for a decision in {MAX_EMPTY_STEPS} steps. In Unity, give each agent "
+            "a Decision Requester."
+        )
 
     def _begin(self) -> None:
         """Forget all agents, but keep spaces, because agents often come back with the same id."""
@@ -219,7 +222,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Remove agents that sent nothing for 1,000 steps; return those that had not ended."""
+        """Remove agents that sent nothing for 1,000 steps; return the agents with open episodes."""
         before = self._n_steps - _GONE_AFTER
         gone = [agent for agent, step in self._last_active.items() if step < before]
         vanished = [agent for agent in gone if agent not in self._left]
@@ -352,8 +355,8 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     ) -> None:
         super().__init__(UnityParallelEnv(env, seed))
 
-    # The property has no setter, because the constructor of the base class would store the list of
-    # the first reset in place of the property.
+    # The property has no setter: with a setter, the constructor of the base class would replace the
+    # property by the agents of the first reset.
     @property
     def possible_agents(self) -> list[str]:
         """Agents that have appeared since the last reset; see `UnityParallelEnv`."""

@@ -38,7 +38,7 @@ _MANIFEST_BYTES = 16 << 20
 
 
 class MissingBinaryError(FetchError, FileNotFoundError):
-    """An entry has no executable for this platform; ML-Agents raises `FileNotFoundError`."""
+    """An entry has no executable for this platform; a `FileNotFoundError`, as in ML-Agents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +201,8 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
             entries = read_manifest(first) if isinstance(first, str) else [first]
             # A later entry replaces an earlier entry with the same name, as in ML-Agents.
             self._entries |= {entry.identifier: entry for entry in entries}
-            # The manifest is removed last, so that an unreadable manifest fails every time.
+            # The manifest is removed last, so that each look-up raises the error of an unreadable
+            # manifest.
             self._waiting.pop(0)
 
 

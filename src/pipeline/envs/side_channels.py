@@ -97,8 +97,8 @@ class SideChannelManager:
             if channel is not None:
                 channel.on_message_received(IncomingMessage(payload))
             elif channel_id not in self._unknown and len(self._unknown) < _MAX_WARNINGS:
-                # There is one warning for each channel, because Unity packages send on further
-                # channels in every step.
+                # There is one warning for each channel, because Unity packages may send messages to
+                # other channels in every step.
                 self._unknown.add(channel_id)
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
@@ -277,7 +277,7 @@ class StatsSideChannel(SideChannel):
 
         Raises:
             UnitySideChannelException: The aggregation method is unknown, or there are too many
-                names.
+                statistics.
         """
         key = msg.read_string()
         self.add(key, msg.read_float32(), msg.read_int32())
@@ -370,7 +370,7 @@ class StateChannel(SideChannel):
     changes.
 
     Attributes:
-        refusal: reason why the environment does not give its state; None if it gives it.
+        refusal: reason why the environment does not give its state; None if it does.
         state: the last received state, as `take` returns it; None before the first state.
         has_first: whether `messages` begins with the first message that was sent, so that an
             environment with the same seed can replay the messages without a state.
@@ -393,8 +393,8 @@ class StateChannel(SideChannel):
 
     def sent(self, message: bytes) -> None:
         """Record a message for a replay."""
-        # Until a state is requested, only the first message is recorded: it is a reset, and a state
-        # can be requested only after a reset.
+        # The first message, a reset, is always recorded, because a state can be requested only
+        # after a reset. If no state was requested before the second message, recording ends.
         if self.state is None and self._asked_at is None and (self.messages or not self.has_first):
             self.give_up()
             return
@@ -454,7 +454,7 @@ class StateChannel(SideChannel):
         self.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Handle an answer to a request, of any `StateMessageType`."""
+        """Handle an answer to a request; the answer may have any `StateMessageType`."""
         kind, content = codec.read(msg.get_raw_bytes())
         if kind == StateMessageType.CAN:
             self.refusal = None

@@ -38,9 +38,9 @@ from pipeline.wire.transport.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
-# Seconds that the environment has to disconnect, at a normal end and after a failure.
+# Seconds to wait until the environment disconnects, at a normal end and after a failure.
 _CLOSE_S, _FAST_CLOSE_S = 1.0, 0.2
-# Messages between two calls of `trim`.
+# Number of messages between two calls of `trim`.
 _TRIM_EVERY = 256
 CONVERSATION_ERRORS = (
     UnityCommunicationException,
@@ -61,7 +61,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     Attributes:
         academy_capabilities: capabilities of the environment's Unity package.
-        port: the TCP port of the conversation.
+        port: the TCP port of the connection.
     """
 
     # The protocol's version since ML-Agents 0.25 (release 15).
@@ -445,7 +445,10 @@ class UnityEnvironment(StoredStepsEnv):
             # An empty list of agents needs no warning, because no agent is ignored.
             if infos[name] and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
-                _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
+                _log.warning(
+                    "Agents of %s are ignored: the environment has not announced this behavior.",
+                    name,
+                )
         # Every known behavior gets new steps, because agents of the previous message must not stay.
         for name, decoder in self._decoders.items():
             steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
@@ -457,7 +460,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._failed = True
 
     def _shut_down(self, wait_s: float) -> None:
-        """End the conversation, the process and its children; a second call does nothing."""
+        """End the connection, the process and its children; a second call does nothing."""
         if not self._loaded:
             return
         self._loaded = False

@@ -36,7 +36,7 @@ from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.wire.channels.parameters import Sampler
 from pipeline.wire.transport.server import AnyServer
 
-# Errors of a process that has died, hangs, or has left the conversation.
+# Errors of a process that has died, hangs, or has ended the connection.
 RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
 
 
@@ -132,7 +132,8 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # Only environments of other classes need a watch here; our own classes have one already.
+        # Only environments that are no `StoredStepsEnv` need a watch here; a `StoredStepsEnv` has a
+        # watch already.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):
@@ -244,7 +245,8 @@ class WorkerSet:
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
             if (refusal := self._budget.refusal(worker)) is not None:
-                # This waits for a signal, because the caller asks `should_stop` after the error.
+                # A signal may come shortly after the failure. `_is_stopping` waits for it, because
+                # the caller asks `should_stop` after this error.
                 self._is_stopping()
                 raise type(error)(
                     f"Worker {worker} exceeded the allowed number of restarts, {refusal}, after: "
@@ -285,7 +287,7 @@ class WorkerSet:
         if no_replay:
             if self.should_stop():  # a saved run must continue exactly, and this one cannot
                 raise UnityEnvironmentException(
-                    f"the worker cannot go on where it was: {no_replay}"
+                    f"the worker cannot continue from its last step: {no_replay}"
                 )
             _log.warning(_RESET_TEXT, worker, no_replay)
             # Without a replay, the new environment has not received the parameters.
@@ -295,7 +297,7 @@ class WorkerSet:
             env.reset()
             self._restarted.add(worker)
         else:
-            _log.info("Worker[%d] goes on where it was.", worker)
+            _log.info("Worker[%d] continues from its last step.", worker)
         self._done.add(worker)
 
     @property
@@ -404,7 +406,7 @@ class WorkerSet:
         If `group` is given, actions of all other workers are ignored.
 
         Raises:
-            UnityActionException: No worker has the behavior, or a shape is wrong.
+            UnityActionException: No worker has the behavior, or an array has a wrong shape.
         """
         self._spec(behavior_name)
         for worker, (env, action) in enumerate(zip(self.envs, actions, strict=True)):

@@ -211,7 +211,7 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats,
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
     first = max(steps[0] for steps, _ in arrays)
     last = min(steps[-1] for steps, _ in arrays)
-    # All steps of all seeds are used, because seeds write summaries at different steps.
+    # All steps of all seeds are used, because runs write their summaries at different steps.
     grid = np.unique(np.concatenate([steps for steps, _ in arrays]))
     grid = grid[(grid >= first) & (grid <= last)]
     return grid, np.stack([np.interp(grid, *curve) for curve in arrays])

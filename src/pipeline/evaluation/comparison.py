@@ -14,8 +14,8 @@ from pipeline.evaluation import statistics
 
 EVALUATED = "evaluated"
 TRAINING = "training"
-# The fraction is below 1, because the best end is a mean over seeds, and many seeds do not reach
-# this mean.
+# The fraction is below 1, because the best end (see `scale_of`) is a mean over seeds, and many
+# seeds do not reach this mean.
 FRACTION = 0.9
 """Default of `fraction` in `compare`, which sets the target return."""
 # The final return is the mean of the last tenth, because a single summary is noisy.
@@ -223,8 +223,8 @@ def compare(
 
     Args:
         outcomes: outcomes of all experiments; runs without evaluation and curve are left out.
-        fraction: the target return is this fraction, in (0, 1], of the way from the lowest start to
-            the best end.
+        fraction: number in (0, 1]; the target return is this fraction of the way from the lowest
+            start to the best end of the experiments (see `scale_of`).
         seed: seed of the bootstrap. Equal outcomes and seeds give equal results.
     """
     if not 0.0 < fraction <= 1.0:

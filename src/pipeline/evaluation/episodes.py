@@ -167,23 +167,26 @@ def _observe(
         has = f"the environment has {', '.join(sorted(shown))}"
         remedy = "give a policy of that behavior, or the environment of this policy"
         if len(policies) > 1:
-            text = f"these policies are of {', '.join(sorted(policies))}; {has}"
+            text = f"these policies are for the behaviors {', '.join(sorted(policies))}; {has}"
             raise StageError(f"{text}; {remedy}")
         # A single policy of another behavior could play if its observations and actions fitted.
         differs = "with other observations or actions (`pipeline onnx check --env` says which)"
-        raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
+        raise StageError(
+            f"this policy is for the behavior {next(iter(policies))}; {has}, {differs}; {remedy}"
+        )
     for name in list(env.behavior_specs):
         policy = _policy_of(name, policies)
         # Behaviors may appear during the run, each with its own count of episodes.
         counter = counters.setdefault(name, _Counter(name, episodes))
         decision_steps, terminal_steps = env.get_steps(name)
-        # Ends come first, because an agent may end and begin its next episode in the same exchange.
+        # Ends come first, because an agent may end and begin its next episode in the same message.
         counter.end(terminal_steps)
         policy.end(terminal_steps.agent_id.tolist())
         counter.decide(decision_steps)
         branches = env.behavior_specs[name].action_spec.discrete_branches
         if decision_steps.action_mask is None and branches:
-            # For a model of ML-Agents' package 1.x the sizes of branches are read from the masks.
+            # A model of ML-Agents' package 1.x needs masks: the sizes of its branches are read from
+            # the masks.
             n = len(decision_steps)
             decision_steps.action_mask = [np.zeros((n, size), np.bool_) for size in branches]
         decisions[name] = decision_steps
@@ -265,7 +268,10 @@ class _Counter:
     def _add(
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
-        """Add each counted agent's reward once; return these agents' episode indices and rows."""
+        """Add the rewards of agents in counted episodes; return the episode indices and the rows.
+
+        The reward of each agent is added once.
+        """
         first: dict[int, int] = {}
         for row, agent in enumerate(agents):
             # An agent has one row; a second row of a faulty environment is ignored.

@@ -19,7 +19,8 @@ FloatArray = NDArray[np.float64]
 CONFIDENCE = 0.95
 POWER = 0.8
 """Statistical power: probability that an experiment detects a difference."""
-# Number of bootstrap samples; with so many an interval depends little on the bootstrap's seed.
+# Number of bootstrap samples. With so many samples, an interval depends little on the bootstrap's
+# seed.
 DRAWS = 5000
 FEWEST_SEEDS = 3
 """Smallest number of seeds with which an interval is computed."""
@@ -115,7 +116,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     # whole numbers.
     ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
     total, n = int(ranks.sum()), len(x)
-    ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]
+    ways = np.zeros((n + 1, total + 1))  # axes: number of chosen scores, sum of their ranks
     ways[0, 0] = 1.0
     for rank in ranks:
         # Choosing this score adds one to the number of chosen scores, and its rank to their sum.
@@ -147,8 +148,8 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
     n = len(scores)
     if n < ENOUGH_SEEDS:
         return None
-    # The new score is equally likely in each of the n + 1 gaps between the n scores, so this number
-    # of gaps at each end may be left out.
+    # The new score is equally likely in each of the n + 1 gaps between the n scores, so `left_out`
+    # gaps at each end may be left out.
     left_out = int((n + 1) * (1 - HELD) / 2 + 1e-9)
     if left_out:
         ordered = np.sort(scores)

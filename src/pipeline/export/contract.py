@@ -46,7 +46,7 @@ _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
 # This repeats `OPSET` of `nets`, which modules that only run a model do not import.
 _PUBLISHED_OPSET = 9
-# From IR version 4 on, weights do not also have to be listed as inputs.
+# Before IR version 4, weights had to be listed as inputs, too.
 _PUBLISHED_IR = range(4, 7)
 _BATCH_AXIS = "batch"
 _OPERATORS = """
@@ -70,7 +70,7 @@ _MOST_NUMBERS = 1 << 26
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A fault of a model, by a rule of the loader or of publishing."""
+    """A fault of a model, which breaks a rule of Unity's loader or a rule for published models."""
 
     severity: Literal["warning", "error"]
     """Severity in the Unity Inspector; at run time only errors stop the model."""
@@ -165,8 +165,8 @@ def _stopping_finding(model: _Model) -> Finding | None:
             if name not in model.constants:
                 return _warning("5", f"deprecated layout without the constant {name}")
     for kind in kinds:
-        # Unity's loader has two numbers for the faults of continuous actions, but only one for
-        # those of discrete actions.
+        # Unity's loader has two rules for faults of continuous actions, but only one rule for
+        # faults of discrete actions.
         rule = "6" if kind == "continuous" else "8"
         if f"{kind}_action_output_shape" not in model.constants:
             return _warning(rule, f"required constant {kind}_action_output_shape is missing")
@@ -323,8 +323,8 @@ def publishing_findings(
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         memory = outputs(model).get("recurrent_out")
-        # `model_findings` accepts any batch axis of the memory, because models of earlier packages
-        # may have any.
+        # `model_findings` accepts any batch axis of the memory, because in models of earlier
+        # packages the axis may have any name or length.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
             text = f"recurrent_out has shape {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))
@@ -390,7 +390,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _action_rules(described: ModelDescription) -> Iterator[Finding]:
-    """Check the widths of masks and actions against the constants."""
+    """Check the widths of masks and actions against the sizes that the model's constants give."""
     branches = described.discrete_branches
     masks = described.inputs.get("action_masks")
     if branches and masks is not None and masks.shape[1:] != (sum(branches),):

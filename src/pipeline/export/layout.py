@@ -281,7 +281,7 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
 
 
 def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
-    """Return the continuous size and the branch sizes, from the constants of either layout."""
+    """Return the continuous size and the branch sizes, by the present or deprecated constants."""
     sizes = {name: [int(n) for n in value.flat] for name, value in constants.items()}
     continuous = sizes.get("continuous_action_output_shape", [])
     discrete = sizes.get("discrete_action_output_shape", [])

@@ -163,8 +163,8 @@ class OnnxPolicy:
         """Return int [N, branches]: choices drawn from the outputs [N, M] of an old model."""
         if mask is None:
             raise ExportError(
-                f"{self._name}: the file has only the sum of its branches' sizes; give the "
-                "action_mask, which has a part for each branch"
+                f"{self._name}: the file does not have the sizes of the branches, only their sum; "
+                "give the action_mask, which has a part for each branch"
             )
         # This is the Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the
         # softmax.

@@ -183,8 +183,9 @@ def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
     if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
         raise ExportError(
             f"export: recorded observations have shapes {[list(array.shape) for array in obs]}; "
-            f"wanted are arrays [rows, *shape] of the shapes {[list(shape) for shape in expected]} "
-            "with the same number of rows, at least one; record them with this behavior"
+            "they must be arrays [rows, *shape] of the shapes "
+            f"{[list(shape) for shape in expected]} with the same number of rows, at least one; "
+            "record them with this behavior"
         )
     return n_rows.pop()
 
@@ -299,13 +300,17 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # The logits tell a wrong choice from a choice between two equally likely actions.
+        # If a choice differs, the logits show whether it is wrong or equally likely.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare all rows in batches of two sizes and step by step; return the number of ties."""
+        """Compare the outputs for all rows; return the number of ties (see `_discrete_ties`).
+
+        The rows are given in large chunks, the first rows also in small batches. A recurrent policy
+        is also compared step by step.
+        """
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
@@ -335,7 +340,10 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs that differ from the recorded outputs; return the number of ties."""
+        """Refuse outputs that differ from the recorded outputs; return the number of ties.
+
+        `_discrete_ties` says what a tie is.
+        """
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
@@ -384,11 +392,14 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the smallest tolerance of a tensor; it allows for sums in another order."""
+        """Return the least tolerance of a tensor, which allows for sums in another order."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Return the number of choices that differ because of a tie; refuse other differences."""
+        """Return the number of choices that differ because of a tie; refuse other differences.
+
+        In a tie, the logits of both choices are equal up to rounding.
+        """
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))

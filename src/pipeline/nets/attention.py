@@ -71,7 +71,7 @@ class ResidualSelfAttention(nn.Module):
         is zeros.
         """
         x, query, key, value = self.project(x)
-        # Keys of padding are lowered by a million, so that their weights are 0 after the softmax.
+        # Scores of padding are lowered by a million, so that their weights are 0 after the softmax.
         scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
         y = self.residual(x, self.mix(scores, value))
         # `used` [B, 1, N] has the weights of the sum: 1 for an entity, 0 for padding.
@@ -114,7 +114,7 @@ class ResidualSelfAttention(nn.Module):
             for name, layer in layers.items()
         )
         # Importers of inference engines merge two adjacent transpositions incorrectly. The two
-        # nodes between the transpositions prevent this; their results cancel out.
+        # nodes between the transpositions prevent this; they subtract 1 and add it again.
         one = graph.scalar(1.0)
         key = graph.node("Add", [graph.node("Sub", [key, one]), one])
         key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
@@ -140,7 +140,7 @@ class ResidualSelfAttention(nn.Module):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Return scores [B, heads, Q, N] of queries [B, Q, E] and keys [B, N, E]."""
-        # The query is scaled instead of the scores, because the scores are more numbers.
+        # The query is scaled instead of the scores, because queries have fewer numbers.
         return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:

@@ -215,7 +215,7 @@ class NormalizedLayers(nn.Module):
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """Return one dense layer for x * scale + shift, followed by the layer of `weight` and `bias`.
+    """Return one dense layer for x * scale + shift and, after it, the layer `weight`, `bias`.
 
     Without a bias the shift is left out, because the next normalisation subtracts it.
     """
@@ -241,7 +241,7 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` sets the acting actor.
+    """SAC's actor with batch normalisation, for training; `fold_into` copies it into an `Actor`.
 
     In the module's training mode, each call normalises by the minibatch's statistics, and moves the
     running statistics towards them.

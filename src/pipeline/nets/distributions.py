@@ -11,8 +11,8 @@ from torch import Tensor
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 # The range -1..1 of the environment's actions is -3..3 of the Gaussian, as in ML-Agents.
 ACTION_RANGE = 3.0
-# Forbidden choices do not get minus infinity, which times a probability of 0 would make the entropy
-# NaN.
+# Forbidden choices do not get minus infinity: minus infinity times a probability of 0 would make
+# the entropy NaN.
 FORBIDDEN = -1e8
 
 

@@ -85,9 +85,9 @@ class HyperLayer(nn.Module):
     def forward(self, x: Tensor, goal: Tensor) -> Tensor:
         """Map x [B, n_in] and goal [B, goal_size] to [B, n_out].
 
-        Most tasks have few goals: weights are computed once for each distinct goal, which gives the
-        same result as once for each row with less work. If the goal is a trained encoding of an
-        image, every row needs its own derivative, so weights are computed for each row.
+        Weights are computed only once for each distinct goal, because most tasks have few goals. If
+        the goal is a trained encoding of an image, every row needs its own derivative, so weights
+        are computed for each row.
         """
         y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
         return ACTIVATIONS[self.activation](y + self.bias)

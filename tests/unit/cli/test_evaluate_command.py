@@ -40,12 +40,14 @@ def test_evaluate_refuses_a_policy_of_another_behavior_and_names_both_behaviors(
     models = ["CartPole-v1.onnx"]
     assert main(["evaluate", *models, "--env", "gymnasium:Acrobot-v1"]) == 2
     assert capsys.readouterr().err == (
-        "error: gymnasium:Acrobot-v1: this policy is of CartPole-v1; the environment has "
-        "Acrobot-v1, with other observations or actions (`pipeline onnx check --env` says which); "
-        "give a policy of that behavior, or the environment of this policy\n"
+        "error: gymnasium:Acrobot-v1: this policy is for the behavior CartPole-v1; the environment "
+        "has Acrobot-v1, with other observations or actions (`pipeline onnx check --env` says "
+        "which); give a policy of that behavior, or the environment of this policy\n"
     )
     assert main(["evaluate", "A.onnx", "B.onnx", "--env", "game"]) == 2
-    assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
+    assert (
+        "game: these policies are for the behaviors A, B; the environment has A"
+    ) in capsys.readouterr().err
 
 
 def test_evaluate_prints_a_line_for_each_seed_of_an_experiment_and_the_mean_over_seeds(

@@ -229,7 +229,7 @@ HYBRID = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, (2,)))
         ("0,,,0,1", "no row has an action to learn from"),
         ("0,1,1,1,1\n0,1,1,0,1", "line 3, column episode: episode 1 continues after its end"),
         ("0,1,1,0,1\n0,1,1,0,2\n0,1,1,0,1", "line 4, column episode: episode 1 comes again"),
-        ("0,1,1,0,1\n0,1,1,0,", "line 3, column episode: nan is not a name"),
+        ("0,1,1,0,1\n0,1,1,0,", "line 3, column episode: nan is not usable as a name"),
     ],
 )
 def test_impossible_episodes_and_actions_are_refused(tmp_path, text, told):

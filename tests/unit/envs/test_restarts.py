@@ -219,7 +219,7 @@ def test_replacement_of_a_killed_or_hanging_process_gives_the_same_steps(
         assert workers.take_restarted() == []
     np.testing.assert_equal(disturbed, undisturbed)
     assert caplog.text.count("Restarting worker[1]") == len(dead_pids)
-    assert caplog.text.count("Worker[1] goes on where it was.") == len(dead_pids)
+    assert caplog.text.count("Worker[1] continues from its last step.") == len(dead_pids)
     for pid in dead_pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

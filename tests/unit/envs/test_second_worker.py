@@ -77,7 +77,7 @@ def test_worker_that_cannot_continue_begins_no_new_episode_while_the_run_is_stop
     workers = WorkerSet([kind(0), kind(1, fails=["step"])], relaunch=relaunch, restarts=OFTEN)
     workers.reset()
     workers.should_stop = lambda: True
-    with pytest.raises(Exception, match="cannot go on where it was: it keeps no state"):
+    with pytest.raises(Exception, match="cannot continue from its last step: it keeps no state"):
         workers.step()
     assert "reset" not in new.calls
 

@@ -193,7 +193,9 @@ def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning
         assert list(env.behavior_specs) == [NAME]
         assert len(env.get_steps(NAME)[0]) == 3
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warned == ["Agents of Stranger?team=0 are ignored: the behavior is not announced."]
+    assert warned == [
+        "Agents of Stranger?team=0 are ignored: the environment has not announced this behavior."
+    ]
 
 
 @pytest.mark.parametrize("when", ["announced-first", "announced-second", "observed-first"])

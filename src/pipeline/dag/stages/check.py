@@ -65,7 +65,8 @@ def check_params(params: Params) -> None:
     check_settings(params)
     check_files(params)
     check_ids(params)
-    # The report, the last stage, reads the claims.
+    # Only the report, the last stage, needs the claims. They are read here, so that a mistake in
+    # them is reported before the training.
     load_claims(params.path.parent)
 
 
@@ -96,7 +97,8 @@ def refuse_linked_results(root: Path) -> None:
 def refuse_files_of_the_future(params: Params) -> None:
     """Refuse inputs and results with modification times in the future, which a wrong clock has set.
 
-    Snakemake would run the job, find its outputs older than such an input, and delete them.
+    Snakemake would run a job that reads such a file, find the job's outputs older than the file,
+    and delete the outputs.
 
     Raises:
         StageError: A file has a time in the future.
@@ -119,7 +121,7 @@ def refuse_files_of_the_future(params: Params) -> None:
         rest = f"; {more} more files have such dates" if more > 0 else ""
         raise StageError(
             f"{names[0]}: is dated in the future, so each job of Snakemake that reads it fails; "
-            f"when the clock is right: `touch {shlex.join(names)}`{rest}"
+            f"when the clock is right, run `touch {shlex.join(names)}`{rest}"
         )
 
 
@@ -147,7 +149,7 @@ def refuse_absent_slurm(*, without_accounts: bool) -> None:
 def check_ids(params: Params) -> None:
     """Refuse unknown simulators and environment ids, and build folders that contain the project.
 
-    Modules may be files in the folder of params.yaml.
+    An id may name a module that is a file in the folder of params.yaml.
 
     Raises:
         SettingsError: A name is unknown, or the folder of a build contains the project.

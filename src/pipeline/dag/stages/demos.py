@@ -52,7 +52,7 @@ def record_named(name: str, root: Path) -> None:
 
 
 def take(name: str, file: Path, root: Path) -> None:
-    """Make the outputs of a recording from an existing `.demo` file, after a check of that file."""
+    """Copy an existing `.demo` file after a check of the file, and write its metrics."""
     # All stages import inside functions: an engine starts a process per job, and a job should
     # import only the modules that it needs.
     from pipeline.demos.demo_file import read_demo
@@ -136,7 +136,8 @@ def write_episodes(
 
     if len(env.behavior_specs) != 1:
         raise StageError(
-            f"the expert plays one behavior, but the environment has {list(env.behavior_specs)}"
+            f"an expert can record an environment with one behavior only, but this environment has "
+            f"the behaviors {list(env.behavior_specs)}"
         )
     ((behavior, spec),) = env.behavior_specs.items()
     # All episodes are played first, because they end in another order than they start.

@@ -30,12 +30,15 @@ def job_of(run: run_context.Run) -> Job:
     """Return the stage's job for a run."""
     evaluation = run.experiment.evaluation
     if evaluation is None:
-        raise StageError(f"params.yaml: experiments.{run.name} has no section 'evaluation'")
+        raise StageError(
+            f"params.yaml: experiments.{run.name} has no section 'evaluation'; add the section to "
+            "run this stage"
+        )
     return Job(
         stage="evaluate",
         instance=run.instance,
-        # Only set keys are included: a new key with its default would change the fingerprint of
-        # every earlier evaluation.
+        # Optional keys are included only if they are set: with its default, a new key would change
+        # the fingerprint of every earlier evaluation.
         params={"episodes": evaluation.episodes, "seed": evaluation.seed}
         | ({"video": True} if evaluation.video else {})
         | ({"stochastic": True} if evaluation.stochastic else {}),

@@ -27,7 +27,10 @@ def job_of(run: run_context.Run) -> Job:
     """Return the stage's job for a run."""
     pretrain = run.experiment.pretrain
     if pretrain is None:
-        raise StageError(f"params.yaml: experiments.{run.name} has no section 'pretrain'")
+        raise StageError(
+            f"params.yaml: experiments.{run.name} has no section 'pretrain'; add the section to "
+            "run this stage"
+        )
     return Job(
         stage="pretrain",
         instance=run.instance,

@@ -63,7 +63,7 @@ def write_pages(
 ) -> None:
     """Write the report's pages, tables and figures to the paths that `out` gives for their names.
 
-    `others` has a note about each experiment that params.yaml does not have; None in the stage.
+    `others` has a note about each experiment that params.yaml does not have; the stage gives None.
     """
     from pipeline.evaluation import charts, tables
 
@@ -81,7 +81,7 @@ def write_pages(
     parts = {
         name: (*experiment.stages, *(["video"] if experiment.filmed else []))
         for name, experiment in params.experiments.items()
-        if others is None  # only the stage's report is in the folder that relative links need
+        if others is None  # relative links to these parts work only in the stage's report
     }
     texts = {
         "comparison.csv": tables.csv_text(tables.standing_records(tasks), tables.STANDING_COLUMNS),
@@ -95,7 +95,7 @@ def write_pages(
 
 
 def _claims(root: Path, params: Params) -> list[render.Section]:
-    """Return the section with the answer to each claim of claims.yaml; [] without claims."""
+    """Return the section that says whether each claim of claims.yaml holds; [] without claims."""
     found = claims.answers(root, params)
     if not found:
         return []
@@ -236,7 +236,7 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def searches(root: Path, params: Params) -> list[render.Section]:
-    """Return the report's section about each sweep: a table of trials, and sentences.
+    """Return the report's section about each sweep: a table of trials, and notes on the ranking.
 
     Raises:
         StageError: A score is missing or ambiguous.
@@ -269,7 +269,8 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
             "and must not be quoted: with `best.seeds`, the best trial also runs on fresh seeds."
         )
     ends = [key.rpartition(".")[2] for key in keys]
-    # A column has the last part of its key as header, or the whole key if two keys end alike.
+    # A column's header is the last part of its key, or the whole key if another key has the same
+    # last part.
     short = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
     return render.Section(
         title=f"Sweep {name}",

@@ -66,7 +66,7 @@ def job_of(run: run_context.Run) -> Job:
 def train(run: run_context.Run) -> None:
     """Train the policy, and write the policy, its metrics and its learning curve."""
     with attempt_at(job_of(run), run.root, lambda: job_of(run.reread())) as attempt:
-        # `out` already has a copy of the finished outputs; training again could take hours.
+        # A finished attempt already has copies of its outputs; to train again could take hours.
         if attempt.done:
             return
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
@@ -84,10 +84,7 @@ def train(run: run_context.Run) -> None:
 
 
 def _restart_if_not_exact(run: run_context.Run, attempt: Attempt, settings: RunSettings) -> None:
-    """If the experiment has `exact: required`, empty the folder of an attempt that is not exact.
-
-    Such an attempt was interrupted and cannot be resumed exactly.
-    """
+    """With `exact: required`, empty the folder of an attempt that cannot be resumed exactly."""
     from pipeline.trainer.checkpoints.restore import resumes_exactly
 
     if not attempt.resumed or run.experiment.exact != "required":
@@ -114,8 +111,8 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    # Key and row are computed once for MLflow and all other sinks, because they call git and
-    # resolve every setting.
+    # Key and row are computed once for MLflow and all other sinks, because this computation calls
+    # git and resolves every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
     # With several behaviors, each metric's name begins with its behavior.
     prefix = len(settings.behaviors) > 1

@@ -270,7 +270,8 @@ def _reason(error: requests.RequestException) -> str:
 def _check_size(size: int, max_bytes: int, url: str) -> None:
     if size > max_bytes:
         raise FetchError(
-            f"{public(url)}: has more than {max_bytes / 1e6:g} MB, the limit (max_unpacked_gb)"
+            f"{public(url)}: has more than {max_bytes / 1e6:g} MB, the limit (max_unpacked_gb); "
+            "raise the limit if the file is right"
         )
 
 
@@ -309,8 +310,8 @@ _MAX_LINK_BYTES = 4096
 # because many zip archives store no permissions.
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
-# Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
-# data filter refuses. Archives that were made on other systems than Unix have the type 0.
+# The tar type for each file type of zip entries; all other file types, such as devices, become
+# CHRTYPE, which the data filter refuses. Archives from other systems than Unix have file type 0.
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
@@ -397,8 +398,8 @@ class _Unpacking:
                     links.append(entry)
                 else:
                     archive.extract(entry, self._folder, filter=self._checked)
-            # Hard links are made before symbolic links, so that each leads to an unpacked file,
-            # which `_checked` tests, and not to a link.
+            # Hard links are made before symbolic links: `_checked` tests that a hard link leads to
+            # a file, and must not find a symbolic link in place of this file.
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
@@ -438,7 +439,8 @@ class _Unpacking:
             for path in (Path(parent, name) for name in (*folders, *names)):
                 self.entry = path.relative_to(self._folder).as_posix()
                 if path.is_symlink():
-                    # Each link is checked again, because a later link may have changed its target.
+                    # Each link is checked again, because a link that was made later may have
+                    # changed where it leads.
                     real = os.path.realpath(path)
                     if os.path.commonpath([inside, real]) != inside:
                         raise self.error(

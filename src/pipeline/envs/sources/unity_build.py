@@ -43,8 +43,8 @@ _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found",
 # The beginning of log lines that do not tell a cause: successful builds also have them if the
 # Editor is not signed in.
 _NOISE = "[Licensing::"
-# Lines that may name another cause, from the most to the least specific: the compiler's errors,
-# the build's errors, exceptions, and last any line with the word "error" or "fatal".
+# Lines that may name a cause other than the three above, from the most to the least specific: the
+# compiler's errors, the build's errors, exceptions, and last any line with "error" or "fatal".
 _FIRST_ERRORS = (
     re.compile(r"\berror CS\d+:"),
     re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),
@@ -66,7 +66,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
     project = (root / source.project).resolve()
     if not (project / _VERSION_FILE).is_file():
         raise FetchError(
-            f"{source.project}: is not a Unity project, it has no {_VERSION_FILE}; correct "
+            f"{source.project}: is not a Unity project, because it has no {_VERSION_FILE}; correct "
             "`project` in params.yaml"
         )
     editor = find_editor(source.editor, project)
@@ -127,7 +127,10 @@ def _project_version(project: Path) -> str:
     text = (project / _VERSION_FILE).read_text(encoding="utf-8", errors="replace")
     version = re.search(r"^m_EditorVersion:\s*(\S+)", text, re.MULTILINE)
     if version is None:
-        raise FetchError(f"{project / _VERSION_FILE}: has no line 'm_EditorVersion: <version>'")
+        raise FetchError(
+            f"{project / _VERSION_FILE}: has no line 'm_EditorVersion: <version>'; open the "
+            "project in the Unity Editor, which writes this line"
+        )
     return version[1]
 
 

@@ -23,7 +23,7 @@ _ALIGNMENT = 16
 class Length(NamedTuple):
     """A length of input tensors that differs between minibatches: its name and a usual value.
 
-    Inputs of a loss that always have equal lengths share one `Length`.
+    If several inputs of a loss always have the same length, they share one `Length`.
     """
 
     name: str
@@ -104,7 +104,7 @@ class FusedAdam:
         if len(group["params"]) != len(self.trained):
             raise ValueError(
                 f"the optimizer's state has {len(group['params'])} parameters, but the network "
-                f"has {len(self.trained)}"
+                f"has {len(self.trained)}; the state is of another network"
             )
         self.learning_rate = group["lr"]
         for index, moments in enumerate(self._state):
@@ -333,7 +333,7 @@ def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
 def _places(
     parameters: Sequence[nn.Parameter], pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = ()
 ) -> list[slice]:
-    """Return each parameter's place in a flat tensor, in their order; pairs get adjacent places."""
+    """Return the place of each of `parameters` in a flat tensor; pairs get adjacent places."""
     second_of = dict(pairs)
     seconds = set(second_of.values())
     start, place_of = 0, {}

@@ -53,8 +53,8 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
     """
     if optimizers[0].flat.device.type == "cpu" and compiler() is None:
         _log.warning(
-            "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
-            "names), so nothing is compiled."
+            "torch_settings.compile: no C++ compiler is installed here, so nothing is compiled. "
+            "Install g++ or clang++, or name another compiler in the variable CXX."
         )
         return
     modules = [module for network in networks for module in network.modules()]
@@ -107,7 +107,8 @@ class CompiledSteps:
             max_norm: norm to which a longer gradient is scaled down.
         """
         optimizer = self._optimizer
-        # With several processes the gradient must be averaged before the parameters move.
+        # With several processes the program does not move the parameters, because the gradient must
+        # be averaged first.
         moves = optimizer.average is None
         shapes = tuple(
             (name, values.shape[1:] if name in lengths else values.shape)
@@ -172,14 +173,14 @@ class CompiledSteps:
             finally:
                 IS_TRACED.reset(token)
             program = torch.compile(
-                traced.forward,  # a call of the module itself takes as long as a layer
+                traced.forward,  # a call of the module itself takes as long as to compute a layer
                 fullgraph=True,
                 dynamic=bool(lengths),
                 options={
-                    # torch's guards are left out, because a guard takes as long as a layer and the
-                    # key has everything that can change.
+                    # torch's guards are left out, because to check a guard takes as long as to
+                    # compute a layer, and the key has everything that can change.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    "compile_threads": 1,  # 2 or more start processes that outlive this process
+                    "compile_threads": 1,  # more threads are processes that outlive this process
                     "size_asserts": False,  # the key has the sizes of all inputs
                     # On a CPU the calls of the compiled parts are also C++ instead of Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
@@ -237,7 +238,7 @@ def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tens
     """
     starts = [place.storage_offset() for place in places]
     stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]
-    # Between two successive bounds the same gradients overlap everywhere.
+    # Between two successive bounds, the set of overlapping gradients does not change.
     bounds = sorted({0, *starts, *stops, n})
     parts = []
     for low, high in itertools.pairwise(bounds):

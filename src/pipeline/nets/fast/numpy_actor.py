@@ -233,7 +233,8 @@ _MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 
 
-# Swish is not here but at its place of use, because a function call takes as long as a small layer.
+# Swish is computed in `__call__`, because calling a function takes as long as computing a small
+# layer.
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray] | None] = {
     "swish": None,
     "relu": lambda x: np.maximum(x, 0.0),

@@ -109,7 +109,7 @@ class DensePair:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [B, n_in] to the outputs [2, B, hidden_units] of both networks."""
-        # `expand` makes a view, because both networks read the same rows.
+        # Both networks read the same rows, so `expand` (a view, no copy) is enough.
         x = x.expand(2, *x.shape)
         for weight, bias in self._weights:
             x = self._activate(paired_linear(x, weight, bias))

@@ -161,7 +161,9 @@ def test_unity_build_without_a_unity_project_or_without_a_working_editor_is_refu
     monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
     assert "broken: the Unity Editor cannot be started: Permission denied" in failure(project, "x")
     (project / "ProjectSettings/ProjectVersion.txt").unlink()
-    assert "My Game: is not a Unity project, it has no ProjectSettings" in failure(project, "good")
+    assert ("My Game: is not a Unity project, because it has no ProjectSettings") in failure(
+        project, "good"
+    )
 
 
 def editor_at(path: Path) -> Path:
