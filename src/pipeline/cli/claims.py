@@ -100,9 +100,9 @@ def _check(arguments: argparse.Namespace) -> str:
 
 
 def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[str]:
-    """Return lines on why the result files differ from the files that claims.lock records.
+    """Return lines on why the answer differs from the answer that claims.lock records.
 
-    The list is empty if the files are equal, or if there are no results.
+    The list is empty if the answer is identical, or if there are no results.
     """
     if answer.verdict == "identical" or answer.changed is None:
         return []

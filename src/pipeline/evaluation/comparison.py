@@ -160,7 +160,10 @@ class Improvement:
 
     @property
     def is_estimate(self) -> bool:
-        """Whether both experiments have enough seeds to estimate the probability for new runs."""
+        """Whether the probability of improvement is also an estimate for further seeds.
+
+        Both experiments need enough seeds for that.
+        """
         return min(self.seeds) >= statistics.ENOUGH_SEEDS
 
 

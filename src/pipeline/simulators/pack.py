@@ -370,8 +370,8 @@ def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
 def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
     """Run a command in `folder` with this process's module path; return exit code and output.
 
-    The current folder is the last entry of that path, so that the user's modules are found, but do
-    not hide installed modules.
+    This process's own current folder is appended to that path, so that the command finds the user's
+    modules, but these do not hide installed modules.
 
     Raises:
         StageError: The command takes more than 300 s.

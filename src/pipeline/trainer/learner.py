@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Decided(NamedTuple):
-    """Decisions for the agents of one message."""
+    """Decisions for the agents of a behavior in one step of all workers."""
 
     actions: list[ActionTuple]
     """Actions of each worker's agents."""

@@ -203,7 +203,7 @@ def _compare_sensors(
         raise CheckpointError(
             f"{text}; start a new run, or restore the sensors that it was trained with"
         )
-    _log.warning("%s. Check that the observations have the same meaning in this order.", text)
+    _log.warning("%s. Check that the observations mean what those of the training meant.", text)
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
