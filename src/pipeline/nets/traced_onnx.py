@@ -183,7 +183,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return self.slide("Conv", inputs, weight.shape[2:], stride, padding, **more)
 
     def avg_pool(self, x: Tensor, size: Any, *window: Any) -> str:
-        # Exported policies use only operators of ML-Agents' own models, which Unity certainly reads.
+        # Exported policies use only operators of ML-Agents' own models, which Unity reads.
         # AveragePool is not one of them, so the average is computed as a convolution.
         weight = torch.eye(x.shape[1])[..., None, None].repeat(1, 1, *size) / math.prod(size)
         return self.slide("Conv", [x, weight], size, *window)

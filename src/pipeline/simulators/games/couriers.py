@@ -52,8 +52,8 @@ class Couriers(Areas):
     def __init__(self, *, seed: int = 0, n_agents: int = 64) -> None:
         super().__init__("couriers", {BEHAVIOR: _SPEC}, seed=seed, n_agents=n_agents)
         self._at = self._keep("at", ())
-        # Steps until the courier arrives at the place `_at`; a courier with 0 steps has arrived, and
-        # asks for a decision.
+        # Steps until the courier arrives at the place `_at`; with 0 steps it has arrived, and asks
+        # for a decision.
         self._way = self._keep("way", ())
         self._left = self._keep("left", ())  # steps until the shift ends
         self._break = self._keep("break", ())  # steps until the next courier; 0 if there is one
