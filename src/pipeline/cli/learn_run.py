@@ -19,7 +19,8 @@ from pipeline import __version__, files, machine
 from pipeline.cli.learn_settings import Plan, flags_named
 from pipeline.dag import process, provenance
 from pipeline.dag.stages.export import publish
-from pipeline.envs.named_env import executable_of
+from pipeline.envs.in_process import SimulatorSource
+from pipeline.envs.named_env import executable_of, in_process_source
 from pipeline.errors import Interrupted, SettingsError, UnityException, few, shell_command
 from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
 from pipeline.tracking.base import Sink
@@ -189,7 +190,7 @@ def _train(
 
     try:
         return trainer.train(
-            program,
+            _in_process(plan, settings) or program,
             settings,
             seed=env.seed,
             run_dir=run_dir,
@@ -225,6 +226,25 @@ def _train(
             remedy = "to continue, give the same command with --resume."
             error.args = (f"{error}\nThe state is saved in {run_dir}: {remedy}",)
         raise
+
+
+def _in_process(plan: Plan, settings: RunSettings) -> SimulatorSource | None:
+    """Return the simulator to step in this process; None if a process of its own is faster.
+
+    A process is faster if it steps while this process does something else: several environments, or
+    `threaded`.
+    """
+    from pipeline.algos.process_group import launched
+
+    env, behaviors = settings.env_settings, [*settings.behaviors.values()]
+    behaviors += [settings.default_settings] if settings.default_settings else []
+    is_alone = env.num_envs == max(plan.learners, launched()[1]) == 1
+    if env.env_path is None or not is_alone or any(x.threaded for x in behaviors):
+        return None
+    source = in_process_source(env.env_path, env.env_args or (), n_areas=env.num_areas)
+    if source is not None:
+        _log.info("%s: steps in the trainer's process, which is faster.", env.env_path)
+    return source
 
 
 def _write_configuration(settings: RunSettings, run_dir: Path) -> None:

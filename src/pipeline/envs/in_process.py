@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,13 @@ from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 from pipeline.envs.base import Stats, StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
 from pipeline.errors import (
+    PipelineError,
     SettingsError,
     UnityEnvironmentException,
     UnityObservationException,
     where,
 )
+from pipeline.simulators import registry
 from pipeline.wire.channels import state as codec
 from pipeline.wire.channels.parameters import Controls, Sampler
 from pipeline.wire.codec.decoding import check_finite
@@ -35,13 +37,32 @@ _FLOAT32 = np.dtype(np.float32)
 _MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")
 
 
-class InProcessEnvironment(StoredStepsEnv):
-    """A simulator with the interface and the semantics of `UnityEnvironment`."""
+@dataclass(frozen=True, slots=True)
+class SimulatorSource:
+    """The name and options of a simulator that is stepped in the trainer's process."""
 
-    def __init__(self, simulator: Simulator) -> None:
-        """Take ownership of `simulator`; `close` closes it."""
+    name: str
+    options: Mapping[str, Any]
+
+    def start(self, seed: int) -> InProcessEnvironment:
+        """Return a new environment; each error of its simulator is a UnityEnvironmentException."""
+        simulator = registry.make(self.name, seed=seed, **self.options)
+        return InProcessEnvironment(simulator, is_restartable=True)
+
+
+class InProcessEnvironment(StoredStepsEnv):
+    """A simulator with the interface and the semantics of `UnityEnvironment`.
+
+    Args:
+        simulator: the simulator; `close` closes it.
+        is_restartable: raise any exception of the simulator as UnityEnvironmentException, after
+            which a `WorkerSet` starts the environment again.
+    """
+
+    def __init__(self, simulator: Simulator, *, is_restartable: bool = False) -> None:
         super().__init__()
         self._simulator = simulator
+        self._restartable = (SystemExit, *([Exception] if is_restartable else []))
         self.n_copies: int | None = getattr(simulator, "n_copies", None)
         """Copies of the environment or areas in the simulator; None if it does not say."""
         self.silence.name = type(simulator).__name__
@@ -146,7 +167,9 @@ class InProcessEnvironment(StoredStepsEnv):
     def _update(self, play: Callable[..., Mapping[str, Steps]], *actions: Any) -> None:
         try:
             result = play(*actions)
-        except SystemExit as error:  # a simulator's SystemExit would end this process silently
+        except PipelineError:
+            raise
+        except self._restartable as error:  # SystemExit would end this process silently
             raise UnityEnvironmentException(f"{self.silence.name}: {where(error)}") from error
         if self.silence.is_on:
             self.silence.end_wait()
