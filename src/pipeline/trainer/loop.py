@@ -14,6 +14,7 @@ from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
+from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     CheckpointError,
@@ -386,7 +387,8 @@ class TrainingLoop:
                 # depends on their number.
                 self._threads = run.get("threads", 1)
             else:
-                n_busy = len(self.workers) if isinstance(self.job.env, str | Path) else 0
+                counted = isinstance(self.job.env, str | Path | SimulatorSource)
+                n_busy = len(self.workers) if counted else 0
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
