@@ -105,18 +105,26 @@ class CompiledSteps:
         optimizer = self._optimizer
         # With several processes the gradient must be averaged before the parameters move.
         moves = optimizer.average is None
+        values = list(flat_inputs(inputs))
         shapes = tuple(
-            (name, values.shape[1:] if name in lengths else values.shape)
-            for name, values in flat_inputs(inputs)
+            (name, tensor.shape[1:] if name in lengths else tensor.shape) for name, tensor in values
         )
         # The key has all that the traced operations depend on, because torch's checks are off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
             copies = [tensor.clone() for tensor in moved]  # tracing changes its inputs
-            self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
+            try:
+                self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
+            except (RuntimeError, OSError, ImportError) as error:  # no Python.h, a full disk, ...
+                reason = str(error).strip().partition("\n")[0]
+                _log.warning("Gradient steps are not compiled from now on: %s", reason)
+                if moves:
+                    optimizer.take_back_move()
+                optimizer.compiled = None
+                return optimizer.descend(losses, inputs, max_norm=max_norm)
         with torch.no_grad():
-            results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
+            results = self._programs[key]([tensor for _, tensor in values], *moved)
         # Without `moves` the program wrote only the gradient, and `step` does the rest.
         if not moves:
             optimizer.step(max_norm=max_norm)
@@ -165,19 +173,26 @@ class CompiledSteps:
                     )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
-            program = torch.compile(
-                traced.forward,  # calling the module would take as long as a layer
-                fullgraph=True,
-                dynamic=bool(lengths),
-                options={
+            options = {
+                "compile_threads": 1,  # more would start processes that outlive this process
+                "size_asserts": False,  # the key has the sizes of all inputs
+                # On a CPU the calls of the compiled parts are also C++ instead of Python.
+                "cpp_wrapper": optimizer.gradient.device.type == "cpu",
+            }
+            program = (
+                torch.compile(
+                    traced.forward,  # calling the module would take as long as a layer
+                    fullgraph=True,
+                    dynamic=True,
                     # torch's guards are left out, because a guard takes as long as a layer and the
                     # key has everything that can change.
-                    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    "compile_threads": 1,  # more would start processes that outlive this process
-                    "size_asserts": False,  # the key has the sizes of all inputs
-                    # On a CPU the calls of the compiled parts are also C++ instead of Python.
-                    "cpp_wrapper": optimizer.gradient.device.type == "cpu",
-                },
+                    options={
+                        **options,
+                        "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+                    },
+                )
+                if lengths
+                else _inner_program(traced, [*example, *moved], options)
             )
             # The first call compiles, and changes only copies of the optimizer's tensors.
             program(example, *moved)
@@ -221,6 +236,47 @@ class CompiledSteps:
             else values
             for name, values in flat_inputs(inputs)
         ]
+
+
+def _inner_program(
+    traced: torch.fx.GraphModule, example: Sequence[Tensor], options: Mapping[str, Any]
+) -> Callable[..., list[Tensor]]:
+    """Return the compiled code of a traced program, without the wrappers of `torch.compile`.
+
+    The wrappers take as long as half of a small network's step: they check and sort arguments that
+    never change here.
+    """
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    # Parameters become arguments, because torch would treat them as constants.
+    graph, arguments = traced.graph, dict[str, torch.fx.Node]()
+    reads = [node for node in graph.nodes if node.op == "get_attr"]
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        for node in reads:
+            if node.target not in arguments:
+                arguments[node.target] = graph.placeholder(f"read_{node.target}")
+    for node in reads:
+        node.replace_all_uses_with(arguments[node.target])
+        graph.erase_node(node)
+    read = [getattr(traced, name).detach() for name in arguments]
+    for name in arguments:
+        delattr(traced, name)
+    for node in graph.nodes:
+        node.meta.clear()  # shapes of the first trace, in another form than the compiler's
+    graph.set_codegen(torch.fx.graph.CodeGen())  # one argument for each tensor
+    traced.recompile()
+    inner: list[Any] = []
+
+    def compiled(*arguments: Any, **keywords: Any) -> Any:
+        inner.append(compile_fx_inner(*arguments, **keywords))
+        return inner[-1]
+
+    # From torch's cache of whole programs `compiled` would not be called.
+    with config.patch(enable_autograd_cache=False):
+        compile_fx(traced, [*example, *read], inner_compile=compiled, config_patches=dict(options))
+    run = inner[0].current_callable
+    return lambda values, *moved: run([*values, *moved, *read])
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:

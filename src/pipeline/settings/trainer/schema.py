@@ -1180,8 +1180,10 @@ class TorchSettings:
     minibatches of the run's own shapes take the least time; it is measured at the start of a
     behavior, and kept when the run is resumed. With several learners null means cuda if there is a
     GPU."""
-    compile: bool = False
-    """Whether gradient steps are compiled, where a compiler is installed."""
+    compile: bool | None = None
+    """Whether gradient steps are compiled, where a compiler is installed. Null: `pipeline learn`
+    compiles the gradient steps of a new run with at least 50,000 of them, unless it is portable; a
+    resumed run continues with its choice; a stage and `pipeline.train` do not compile."""
     threads: Count | None = None
     """Number of torch's threads. Null: 1, 2, 4, ... threads are timed at the start of a run, up to
     the number of cores that the environments leave free; the least number that is at most 5 %
