@@ -98,9 +98,7 @@ class Run(NamedTuple):
     rate_of_processor: float
 
 
-def command_of(
-    task: Task, program: str, seed: int, steps: int, folder: Path
-) -> list[str]:
+def command_of(task: Task, program: str, seed: int, steps: int, folder: Path) -> list[str]:
     """Return the command of one program, with its files in `folder`."""
     if program == "sb3":
         python = Path(os.environ.get("SB3_PYTHON", ROOT / ".venv-sb3/bin/python"))
@@ -148,7 +146,7 @@ def measured(command: Sequence[str], steps: int, sources: Path) -> Run:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=die_with_parent(os.getpid()),  # calls only prctl
+        preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     ) as process:
         for line in process.stdout or ():
             lines.append(line)

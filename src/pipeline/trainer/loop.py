@@ -401,7 +401,7 @@ class TrainingLoop:
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
-            compiles = self.settings.torch_settings.compile
+            compiles = bool(self.settings.torch_settings.compile)
             number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
             self._set_pace(learner.name, number)
             self.resume_points.want()  # a resumed run then continues with this number
