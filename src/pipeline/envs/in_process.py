@@ -132,7 +132,13 @@ class InProcessEnvironment(StoredStepsEnv):
             return
         # The statistics are taken now, because the controls do not save them.
         self._stats.stats = self.take_stats()
-        contents = {"simulator": simulator, "controls": self._controls.state_dict()}
+        # An executable needs `asking`, if the run is resumed with the environment in a process.
+        asking = {name: len(decision) for name, (decision, _) in self._steps.items()}
+        contents = {
+            "simulator": simulator,
+            "controls": self._controls.state_dict(),
+            "asking": asking,
+        }
         # The bytes become an array, because checkpoints can have plain values and arrays only.
         data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
