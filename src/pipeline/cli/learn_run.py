@@ -37,9 +37,8 @@ _log = logging.getLogger(__name__)
 CONFIGURATION = "configuration.yaml"
 LOGS = "run_logs"
 _WORTH_COMPILING = 50_000
-"""Gradient steps that save more than twice the time of compiling: a step saves 0.3 ms, which is
-time of Python and of torch's calls and so the same for all networks, and compiling takes 5 to 10 s
-on the same machine. The number is not measured, so that equal commands give equal bytes."""
+"""Gradient steps that save twice the time of compiling: 0.3 ms each against 5 to 10 s. The number
+is not measured, so that equal commands give equal bytes."""
 _MAX_NAMES = 5
 """Maximum number of runs that a message names."""
 _TRAINER = f"pipeline {__version__}"
@@ -256,11 +255,7 @@ def _train(
 
 
 def _in_process(plan: Plan, settings: RunSettings) -> SimulatorSource | None:
-    """Return the simulator to step in this process; None if a process of its own is faster.
-
-    A process is faster if it steps while this process does something else: several environments, or
-    `threaded`.
-    """
+    """Return the simulator to step in this process; None if a process would work beside it."""
     from pipeline.algos.process_group import launched
 
     env, behaviors = settings.env_settings, [*settings.behaviors.values()]

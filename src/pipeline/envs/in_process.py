@@ -51,15 +51,10 @@ class SimulatorSource:
 
 
 class InProcessEnvironment(StoredStepsEnv):
-    """A simulator with the interface and the semantics of `UnityEnvironment`.
-
-    Args:
-        simulator: the simulator; `close` closes it.
-        is_restartable: raise any exception of the simulator as UnityEnvironmentException, after
-            which a `WorkerSet` starts the environment again.
-    """
+    """A simulator with the interface and the semantics of `UnityEnvironment`."""
 
     def __init__(self, simulator: Simulator, *, is_restartable: bool = False) -> None:
+        """Take ownership of `simulator`; `is_restartable`: see `SimulatorSource.start`."""
         super().__init__()
         self._simulator = simulator
         self._restartable = (SystemExit, *([Exception] if is_restartable else []))
@@ -132,13 +127,9 @@ class InProcessEnvironment(StoredStepsEnv):
             return
         # The statistics are taken now, because the controls do not save them.
         self._stats.stats = self.take_stats()
-        # An executable needs `asking`, if the run is resumed with the environment in a process.
-        asking = {name: len(decision) for name, (decision, _) in self._steps.items()}
-        contents = {
-            "simulator": simulator,
-            "controls": self._controls.state_dict(),
-            "asking": asking,
-        }
+        contents = {"simulator": simulator, "controls": self._controls.state_dict()}
+        # An executable needs `asking` if it resumes the run.
+        contents["asking"] = {name: len(steps[0]) for name, steps in self._steps.items()}
         # The bytes become an array, because checkpoints can have plain values and arrays only.
         data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}

@@ -133,8 +133,8 @@ def executable_of(name: str) -> Path:
 def in_process_source(name: str, args: Sequence[str], *, n_areas: int) -> SimulatorSource | None:
     """Return the simulator of a named environment, with the seeds and steps of its executable.
 
-    None if the environment needs a process: an executable of its own, a user's module, whose code
-    may change the trainer's process, or arguments other than --num-agents.
+    None for an executable, a user's module, which may change the trainer's process, and arguments
+    other than --num-agents.
     """
     simulator, options = environment_of(name).packed() or ("module", {})
     if simulator == "module":
@@ -146,8 +146,8 @@ def in_process_source(name: str, args: Sequence[str], *, n_areas: int) -> Simula
     if replace(parsed, n_agents=None) != ExecutableArguments():
         return None
     default = options.pop("n_agents", None) or registry.n_agents_of(simulator, options)
-    n_agents = (parsed.n_agents or default) * n_areas
-    return SimulatorSource(simulator, {**options, "n_agents": n_agents})
+    options["n_agents"] = (parsed.n_agents or default) * n_areas
+    return SimulatorSource(simulator, options)
 
 
 def in_folder(source: Any) -> Any:

@@ -82,12 +82,9 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     engine, env = settings.engine_settings, settings.env_settings
     seed = seeding.derive(job.seed, "environment")
     if isinstance(environment, SimulatorSource):
-        source = environment
-        return WorkerSet(
-            [source.start(seed)],
-            relaunch=lambda _worker, number: source.start(seed + number),
-            restarts=env,
-        )
+        start = environment.start
+        restart = lambda _, number: start(seed + number)  # noqa: E731
+        return WorkerSet([start(seed)], relaunch=restart, restarts=env)
     if environment is not None and not isinstance(environment, str | Path):
         envs = environment if isinstance(environment, Sequence) else [environment]
         for one in envs:

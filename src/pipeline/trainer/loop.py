@@ -387,8 +387,7 @@ class TrainingLoop:
                 # depends on their number.
                 self._threads = run.get("threads", 1)
             else:
-                counted = isinstance(self.job.env, str | Path | SimulatorSource)
-                n_busy = len(self.workers) if counted else 0
+                n_busy = len(self.workers) * isinstance(self.job.env, str | Path | SimulatorSource)
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )

@@ -173,27 +173,21 @@ class CompiledSteps:
                     )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
-            options = {
+            options: dict[str, Any] = {
                 "compile_threads": 1,  # more would start processes that outlive this process
                 "size_asserts": False,  # the key has the sizes of all inputs
                 # On a CPU the calls of the compiled parts are also C++ instead of Python.
                 "cpp_wrapper": optimizer.gradient.device.type == "cpu",
             }
-            program = (
-                torch.compile(
-                    traced.forward,  # calling the module would take as long as a layer
-                    fullgraph=True,
-                    dynamic=True,
-                    # torch's guards are left out, because a guard takes as long as a layer and the
-                    # key has everything that can change.
-                    options={
-                        **options,
-                        "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    },
+            if lengths:
+                # A guard takes as long as a layer, and the key has everything that can change.
+                options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
+                # Calling the module would take as long as a layer.
+                program = torch.compile(
+                    traced.forward, fullgraph=True, dynamic=True, options=options
                 )
-                if lengths
-                else _inner_program(traced, [*example, *moved], options)
-            )
+            else:
+                program = _inner_program(traced, [*example, *moved], options)
             # The first call compiles, and changes only copies of the optimizer's tensors.
             program(example, *moved)
         gc.collect()
@@ -241,29 +235,24 @@ class CompiledSteps:
 def _inner_program(
     traced: torch.fx.GraphModule, example: Sequence[Tensor], options: Mapping[str, Any]
 ) -> Callable[..., list[Tensor]]:
-    """Return the compiled code of a traced program, without the wrappers of `torch.compile`.
-
-    The wrappers take as long as half of a small network's step: they check and sort arguments that
-    never change here.
-    """
+    """Return the compiled code of a traced program, without the wrappers of `torch.compile`."""
+    # The wrappers would take half as long as a small network's step.
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     # Parameters become arguments, because torch would treat them as constants.
-    graph, arguments = traced.graph, dict[str, torch.fx.Node]()
-    reads = [node for node in graph.nodes if node.op == "get_attr"]
-    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
-        for node in reads:
-            if node.target not in arguments:
-                arguments[node.target] = graph.placeholder(f"read_{node.target}")
-    for node in reads:
-        node.replace_all_uses_with(arguments[node.target])
-        graph.erase_node(node)
-    read = [getattr(traced, name).detach() for name in arguments]
-    for name in arguments:
-        delattr(traced, name)
-    for node in graph.nodes:
+    graph, arguments, read = traced.graph, dict[str, torch.fx.Node](), list[Tensor]()
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        for name in dict.fromkeys(node.target for node in graph.nodes if node.op == "get_attr"):
+            arguments[name] = graph.placeholder(f"read_{name}")
+            read.append(getattr(traced, name).detach())
+            delattr(traced, name)
+    for node in list(graph.nodes):
         node.meta.clear()  # shapes of the first trace, in another form than the compiler's
+        if node.op == "get_attr":
+            node.replace_all_uses_with(arguments[node.target])
+            graph.erase_node(node)
     graph.set_codegen(torch.fx.graph.CodeGen())  # one argument for each tensor
     traced.recompile()
     inner: list[Any] = []
