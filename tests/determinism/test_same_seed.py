@@ -18,7 +18,7 @@ import pipeline
 from pipeline import trainer
 from pipeline.dag.stages.export import publish
 from pipeline.demos.demo_file import writing_demo
-from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.in_process import InProcessEnvironment, SimulatorSource
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
@@ -112,6 +112,25 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     assert other[1] != first[1]
     telling = [file for file in other[0] if Path(file).suffix in (".pt", ".onnx", ".csv")]
     assert [file for file in telling if other[0][file] in first[0].values()] == []
+
+
+@pytest.mark.usefixtures("private_cache")
+def test_a_simulator_in_this_process_gives_the_bytes_of_its_executable(tmp_path):
+    """`pipeline learn` chooses between the two, and a resumed run may choose otherwise."""
+    configuration = settings("3DBall")
+    source = SimulatorSource("balance_ball", {"n_agents": 4})
+    program = pack("balance_ball", tmp_path / "balance_ball", n_agents=4)
+    runs = {}
+    for first, second in ((source, program), (program, source), (program, program)):
+        folder = tmp_path / f"{len(runs)}"
+        for env, stop, resume in ((first, 300, False), (second, 600, True)):
+            configuration["behaviors"]["3DBall"]["max_steps"] = stop
+            trainer.train(env, configuration, seed=1, run_dir=folder, resume=resume)
+        runs[folder] = {
+            name: content for name, content in artifacts(folder).items() if name.endswith(".pt")
+        }
+    first, *others = runs.values()
+    assert others == [first] * 2
 
 
 def test_changes_of_global_random_streams_and_thread_numbers_do_not_change_a_run(tmp_path):

@@ -118,10 +118,11 @@ class Rows:
 
     def take(self, index: Tensor) -> Rows:
         """Return copies of the rows with the indices `index`, int64 [B], without sequences."""
+        # `index_select` takes a third of the time of `values[index]`, also for images.
         return Rows(
-            obs=[values[index] for values in self.obs],
-            next_obs=[values[index] for values in self.next_obs],
-            fields={name: values[index] for name, values in self.fields.items()},
+            obs=[values.index_select(0, index) for values in self.obs],
+            next_obs=[values.index_select(0, index) for values in self.next_obs],
+            fields={name: values.index_select(0, index) for name, values in self.fields.items()},
             steps=None if self.steps is None else self.steps.take(index),
         )
 
@@ -166,7 +167,7 @@ class Rows:
         # The index stays on the CPU, where rollouts and groups are looked up.
         pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
         for _, sequences, piece in zip(group.weighted(n_rows), states, pieces, strict=True):
-            yield replace(piece, sequences=sequences)
+            yield piece if sequences is None else replace(piece, sequences=sequences)
 
 
 def _sequences(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,13 @@ from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 from pipeline.envs.base import Stats, StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
 from pipeline.errors import (
+    PipelineError,
     SettingsError,
     UnityEnvironmentException,
     UnityObservationException,
     where,
 )
+from pipeline.simulators import registry
 from pipeline.wire.channels import state as codec
 from pipeline.wire.channels.parameters import Controls, Sampler
 from pipeline.wire.codec.decoding import check_finite
@@ -35,13 +37,27 @@ _FLOAT32 = np.dtype(np.float32)
 _MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatorSource:
+    """The name and options of a simulator that is stepped in the trainer's process."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    def start(self, seed: int) -> InProcessEnvironment:
+        """Return a new environment; each error of its simulator is a UnityEnvironmentException."""
+        simulator = registry.make(self.name, seed=seed, **self.options)
+        return InProcessEnvironment(simulator, is_restartable=True)
+
+
 class InProcessEnvironment(StoredStepsEnv):
     """A simulator with the interface and the semantics of `UnityEnvironment`."""
 
-    def __init__(self, simulator: Simulator) -> None:
-        """Take ownership of `simulator`; `close` closes it."""
+    def __init__(self, simulator: Simulator, *, is_restartable: bool = False) -> None:
+        """Take ownership of `simulator`; `is_restartable`: see `SimulatorSource.start`."""
         super().__init__()
         self._simulator = simulator
+        self._restartable = (SystemExit, *([Exception] if is_restartable else []))
         self.n_copies: int | None = getattr(simulator, "n_copies", None)
         """Number of copies of the environment, or of areas; None if the simulator does not tell."""
         self.silence.name = type(simulator).__name__
@@ -112,6 +128,8 @@ class InProcessEnvironment(StoredStepsEnv):
         # The statistics are taken now, because the controls do not save them.
         self._stats.stats = self.take_stats()
         contents = {"simulator": simulator, "controls": self._controls.state_dict()}
+        # An executable needs `asking` if it resumes the run.
+        contents["asking"] = {name: len(steps[0]) for name, steps in self._steps.items()}
         # The bytes become an array, because checkpoints can have plain values and arrays only.
         data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
@@ -147,7 +165,9 @@ class InProcessEnvironment(StoredStepsEnv):
     def _update(self, play: Callable[..., Mapping[str, Steps]], *actions: Any) -> None:
         try:
             result = play(*actions)
-        except SystemExit as error:  # a simulator's SystemExit would end this process silently
+        except PipelineError:
+            raise
+        except self._restartable as error:  # SystemExit would end this process silently
             raise UnityEnvironmentException(f"{self.silence.name}: {where(error)}") from error
         if self.silence.is_on:
             self.silence.end_wait()

@@ -18,11 +18,14 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import files
 from pipeline.envs import executable
+from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.launch import find_executable
 from pipeline.envs.sources.executables import executable_in, path_hint
 from pipeline.envs.sources.fetch import locked
@@ -44,6 +47,7 @@ from pipeline.settings.project.environments import (
 )
 from pipeline.settings.yaml_file import read_yaml
 from pipeline.simulators import registry
+from pipeline.simulators.executable import ExecutableArguments, parse
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +132,26 @@ def executable_of(name: str) -> Path:
     # Options that params.yaml gives are part of the build's key, because they may change.
     is_named_so = packed == named(name).packed()
     return _built(name, "" if is_named_so else json.dumps(packed, sort_keys=True), *packed)
+
+
+def in_process_source(name: str, args: Sequence[str], *, n_areas: int) -> SimulatorSource | None:
+    """Return the simulator of a named environment, with the seeds and steps of its executable.
+
+    None for an executable, a user's module, which may change the trainer's process, and arguments
+    other than --num-agents.
+    """
+    simulator, options = environment_of(name).packed() or ("module", {})
+    if simulator == "module":
+        return None
+    try:
+        parsed = parse(args)
+    except SettingsError:  # the executable reports mistakes in its arguments
+        return None
+    if replace(parsed, n_agents=None) != ExecutableArguments():
+        return None
+    default = options.pop("n_agents", None) or registry.n_agents_of(simulator, options)
+    options["n_agents"] = (parsed.n_agents or default) * n_areas
+    return SimulatorSource(simulator, options)
 
 
 def in_folder(source: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline import seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.envs.attach import attach_workers
-from pipeline.envs.in_process import refuse_other_object
+from pipeline.envs.in_process import SimulatorSource, refuse_other_object
 from pipeline.envs.launch import find_executable
 from pipeline.envs.side_channels import (
     EngineConfigurationChannel,
@@ -79,13 +79,17 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
         UnityException: An environment could not be started.
     """
     environment, settings = job.env, job.settings
+    engine, env = settings.engine_settings, settings.env_settings
+    seed = seeding.derive(job.seed, "environment")
+    if isinstance(environment, SimulatorSource):
+        start = environment.start
+        restart = lambda _, number: start(seed + number)  # noqa: E731
+        return WorkerSet([start(seed)], relaunch=restart, restarts=env)
     if environment is not None and not isinstance(environment, str | Path):
         envs = environment if isinstance(environment, Sequence) else [environment]
-        for env in envs:
-            refuse_other_object(env)
+        for one in envs:
+            refuse_other_object(one)
         return WorkerSet(envs)
-    seed = seeding.derive(job.seed, "environment")
-    engine, env = settings.engine_settings, settings.env_settings
 
     # This function is called once for each worker, because workers cannot share channels.
     def channels() -> list[SideChannel]:

@@ -15,6 +15,7 @@ from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
+from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     CheckpointError,
@@ -396,7 +397,7 @@ class TrainingLoop:
                 # depends on their number.
                 self._threads = run.get("threads", 1)
             else:
-                n_busy = len(self.workers) if isinstance(self.job.env, str | Path) else 0
+                n_busy = len(self.workers) * isinstance(self.job.env, str | Path | SimulatorSource)
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
@@ -409,7 +410,7 @@ class TrainingLoop:
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
-            compiles = self.settings.torch_settings.compile
+            compiles = bool(self.settings.torch_settings.compile)
             number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
             self._set_pace(learner.name, number)
             self.resume_points.want()  # a resumed run then continues with this number

@@ -186,3 +186,60 @@ def test_summary_prints_evaluate_command_for_one_or_several_policies(names, tmp_
     said = learn_run._summary(replace(settings, env_settings=env), folder, result)
     played = tmp_path if len(names) > 1 else tmp_path / "Echo.onnx"
     assert f"Play it: pipeline evaluate {played} --env './my game'" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "compiles"),
+    [
+        ({}, False),  # 100,000 steps of 3 epochs of minibatches of 64 are 4,688 gradient steps
+        ({"max_steps": 1_100_000}, True),
+        ({"max_steps": 1_100_000, "compile": False}, False),
+        ({"max_steps": 1_100_000, "inference": True}, False),
+        ({"compile": True}, True),
+    ],
+)
+def test_long_runs_are_compiled_and_a_resumed_run_keeps_the_choice(changes, compiles, tmp_path):
+    def decided(max_steps=100_000, compile=None, **checkpoint):  # the setting's name
+        hyperparameters = {"batch_size": 64}
+        behavior = {"trainer_type": "ppo", "hyperparameters": hyperparameters}
+        behavior["max_steps"] = max_steps
+        sections = {"behaviors": {"A": behavior}, "torch_settings": {"compile": compile}}
+        run = load_run_settings(None, overrides={**sections, "checkpoint_settings": checkpoint})
+        return learn_run._with_compile(run, tmp_path)
+
+    run = decided(**changes)
+    assert run.torch_settings.compile is compiles
+    learn_run._write_configuration(run, tmp_path)
+    for max_steps in (100_000, 5_000_000):
+        assert decided(max_steps, resume=True).torch_settings.compile is compiles
+
+
+def test_portable_runs_are_not_compiled(monkeypatch, tmp_path):
+    monkeypatch.setattr(learn_run.machine, "is_portable", lambda: True)
+    run = load_run_settings(None, overrides={"behaviors": {"A": {"max_steps": 10**8}}})
+    assert learn_run._with_compile(run, tmp_path).torch_settings.compile is False
+
+
+@pytest.mark.parametrize(
+    ("env", "behavior", "learners", "options"),
+    [
+        ({"env_path": "balance_ball"}, {}, 1, {"n_agents": 12}),
+        ({"env_path": "balance_ball", "num_areas": 2}, {}, 1, {"n_agents": 24}),
+        ({"env_path": "gymnasium:CartPole-v1"}, {}, 1, {"id": "CartPole-v1", "n_agents": 16}),
+        ({"env_path": "balance_ball", "env_args": ["--num-agents", "3"]}, {}, 1, {"n_agents": 3}),
+        ({"env_path": "balance_ball", "env_args": ["--compress"]}, {}, 1, None),
+        ({"env_path": "balance_ball", "env_args": ["--unknown"]}, {}, 1, None),
+        ({"env_path": "balance_ball", "num_envs": 2}, {}, 1, None),
+        ({"env_path": "balance_ball"}, {"threaded": True}, 1, None),
+        ({"env_path": "balance_ball"}, {}, 2, None),
+        ({"env_path": "my_env:make"}, {}, 1, None),
+        ({}, {}, 1, None),
+    ],
+)
+def test_a_simulator_steps_in_this_process_unless_a_process_would_work_at_the_same_time(
+    env, behavior, learners, options
+):
+    sections = {"behaviors": {"A": behavior}, "env_settings": env}
+    run = load_run_settings(None, overrides=sections)
+    source = learn_run._in_process(Plan(settings=run, flags={}, learners=learners), run)
+    assert (None if source is None else source.options) == options

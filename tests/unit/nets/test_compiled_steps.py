@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.nets.fast import compiled
 from pipeline.nets.fast.adam import FlatAdam, Length
 from pipeline.nets.fast.compiled import CompiledSteps
 from pipeline.nets.layers import IS_TRACED
@@ -39,7 +40,13 @@ class Toy(nn.Module):
 def traced(monkeypatch):
     """Return the programs that were made; they are traced but not compiled."""
     programs = []
-    monkeypatch.setattr(torch, "compile", lambda made, **_: (programs.append(made), made)[1])
+
+    def kept(made):
+        programs.append(made)
+        return made
+
+    monkeypatch.setattr(torch, "compile", lambda made, **_: kept(made))
+    monkeypatch.setattr(compiled, "_inner_program", lambda made, *_: kept(made.forward))
     return programs
 
 
@@ -104,8 +111,8 @@ def test_compiled_and_uncompiled_steps_can_alternate_and_only_recurring_shapes_a
     assert_steps_agree(plain, mixed, 0)
     mixed.optimizer.load_state_dict(plain.optimizer.state_dict())
     programs = CompiledSteps(mixed.optimizer)
-    for number, compiled in enumerate((programs, None, programs)):
-        mixed.optimizer.compiled = compiled
+    for number, chosen in enumerate((programs, None, programs)):
+        mixed.optimizer.compiled = chosen
         assert_steps_agree(plain, mixed, number)
     assert len(traced) == 1
     columns = {"x": torch.ones(2, 3), "y": torch.ones(2, 1)}
@@ -124,3 +131,25 @@ def test_different_lengths_that_are_equal_by_chance_stay_separate_in_the_compile
         torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(fast.optimizer.flat, plain.optimizer.flat)
     assert len(traced) == 1
+
+
+def test_a_compiled_program_reads_parameters_and_buffers_as_they_are_now():
+    """This compiles, unlike the tests above: torch would take what a loss reads for constants."""
+    plain, fast = Toy(), Toy()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
+    for number in (0, 2, 0):
+        assert_steps_agree(plain, fast, number)
+
+
+def test_a_step_that_cannot_be_compiled_is_made_without(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("Python.h: no such file\nand more")
+
+    monkeypatch.setattr(compiled, "_inner_program", fail)
+    plain, fast = Toy(), Toy()
+    fast.optimizer.compiled = CompiledSteps(fast.optimizer)
+    for number in (0, 2):
+        assert_steps_agree(plain, fast, number)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "Gradient steps are not compiled from now on: Python.h: no such file"
+    ]

@@ -10,14 +10,14 @@ from toys import Corridor
 
 import pipeline
 from pipeline.envs.base import StoredStepsEnv
-from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.in_process import InProcessEnvironment, SimulatorSource
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannelManager,
     StatsAggregationMethod,
 )
 from pipeline.envs.workers import WorkerSet
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.settings import load_run_settings
 from pipeline.simulators import client, registry
 from pipeline.trainer import environment
@@ -189,3 +189,32 @@ def test_training_an_executable_leaves_no_process_and_no_thread(
     assert recorder.n_closed == 1
     assert set(threading.enumerate()) <= threads
     assert set(process.children(recursive=True)) <= children
+
+
+def test_a_simulator_that_fails_is_started_again_with_another_seed_until_the_limit(
+    monkeypatch, caplog
+):
+    made = []
+
+    class Failing(Corridor):
+        def step(self, actions):
+            if len(made) > 1 or self.fails:
+                raise ZeroDivisionError("by the environment")
+            return super().step(actions)
+
+    def make(name, *, seed, **options):
+        simulator = Failing()
+        simulator.fails = not made
+        made.append((name, seed, options))
+        return simulator
+
+    monkeypatch.setattr(registry, "make", make)
+    with opened(SimulatorSource("corridor", {"n_agents": 1})) as workers:
+        workers.reset()
+        workers.step()
+        assert workers.take_restarted() == [0]
+        assert "ZeroDivisionError: by the environment" in caplog.text
+        with pytest.raises(UnityEnvironmentException, match="exceeded the allowed number"):
+            workers.step()
+    assert [(name, options) for name, _, options in made] == [("corridor", {"n_agents": 1})] * 2
+    assert made[1][1] == made[0][1] + 1

@@ -205,7 +205,7 @@ class FlatAdam(FusedAdam):
         if self.compiled and lengths is not None:
             # torch would compile another program for a length of 0 or 1.
             n_rows = (len(tensor) for name, tensor in flat_inputs(inputs) if name in lengths)
-            if all(n > 1 for n in n_rows):
+            if not lengths or all(n > 1 for n in n_rows):
                 return self.compiled(losses, inputs, lengths, max_norm=max_norm)
         loss, results = losses(inputs)
         self.minimize(loss, max_norm=max_norm)
@@ -237,6 +237,10 @@ class FlatAdam(FusedAdam):
         scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
         step_scales = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
         return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], step_scales
+
+    def take_back_move(self) -> None:
+        """Do not count the step of the last `next_move`, which was not made."""
+        self._state[0]["step"] -= 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's moments, in the order of the parameters, and the number of steps."""

@@ -110,9 +110,9 @@ class CompiledSteps:
         # With several processes the program does not move the parameters, because the gradient must
         # be averaged first.
         moves = optimizer.average is None
+        values = list(flat_inputs(inputs))
         shapes = tuple(
-            (name, values.shape[1:] if name in lengths else values.shape)
-            for name, values in flat_inputs(inputs)
+            (name, tensor.shape[1:] if name in lengths else tensor.shape) for name, tensor in values
         )
         # The key has everything that the traced operations depend on, because torch's own checks
         # are turned off.
@@ -120,11 +120,18 @@ class CompiledSteps:
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
             copies = [tensor.clone() for tensor in moved]  # tracing changes its inputs
-            self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
+            try:
+                self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
+            except (RuntimeError, OSError, ImportError) as error:  # no Python.h, a full disk, ...
+                reason = str(error).strip().partition("\n")[0]
+                _log.warning("Gradient steps are not compiled from now on: %s", reason)
+                if moves:
+                    optimizer.take_back_move()
+                optimizer.compiled = None
+                return optimizer.descend(losses, inputs, max_norm=max_norm)
         with torch.no_grad():
-            results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
-        # Without `moves` the program wrote only the gradient, and `step` averages the gradient over
-        # the processes and changes the parameters.
+            results = self._programs[key]([tensor for _, tensor in values], *moved)
+        # Without `moves` the program wrote only the gradient, and `step` does the rest.
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -172,20 +179,21 @@ class CompiledSteps:
                     )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
-            program = torch.compile(
-                traced.forward,  # a call of the module itself takes as long as to compute a layer
-                fullgraph=True,
-                dynamic=bool(lengths),
-                options={
-                    # torch's guards are left out, because to check a guard takes as long as to
-                    # compute a layer, and the key has everything that can change.
-                    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    "compile_threads": 1,  # more threads are processes that outlive this process
-                    "size_asserts": False,  # the key has the sizes of all inputs
-                    # On a CPU the calls of the compiled parts are also C++ instead of Python.
-                    "cpp_wrapper": optimizer.gradient.device.type == "cpu",
-                },
-            )
+            options: dict[str, Any] = {
+                "compile_threads": 1,  # more would start processes that outlive this process
+                "size_asserts": False,  # the key has the sizes of all inputs
+                # On a CPU the calls of the compiled parts are also C++ instead of Python.
+                "cpp_wrapper": optimizer.gradient.device.type == "cpu",
+            }
+            if lengths:
+                # A guard takes as long as a layer, and the key has everything that can change.
+                options["guard_filter_fn"] = torch.compiler.skip_all_guards_unsafe
+                # Calling the module would take as long as a layer.
+                program = torch.compile(
+                    traced.forward, fullgraph=True, dynamic=True, options=options
+                )
+            else:
+                program = _inner_program(traced, [*example, *moved], options)
             # The first call compiles, and changes only copies of the optimizer's tensors.
             program(example, *moved)
         gc.collect()
@@ -228,6 +236,42 @@ class CompiledSteps:
             else values
             for name, values in flat_inputs(inputs)
         ]
+
+
+def _inner_program(
+    traced: torch.fx.GraphModule, example: Sequence[Tensor], options: Mapping[str, Any]
+) -> Callable[..., list[Tensor]]:
+    """Return the compiled code of a traced program, without the wrappers of `torch.compile`."""
+    # The wrappers would take half as long as a small network's step.
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    # Parameters become arguments, because torch would treat them as constants.
+    graph, arguments, read = traced.graph, dict[str, torch.fx.Node](), list[Tensor]()
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        for name in dict.fromkeys(node.target for node in graph.nodes if node.op == "get_attr"):
+            arguments[name] = graph.placeholder(f"read_{name}")
+            read.append(getattr(traced, name).detach())
+            delattr(traced, name)
+    for node in list(graph.nodes):
+        node.meta.clear()  # shapes of the first trace, in another form than the compiler's
+        if node.op == "get_attr":
+            node.replace_all_uses_with(arguments[node.target])
+            graph.erase_node(node)
+    graph.set_codegen(torch.fx.graph.CodeGen())  # one argument for each tensor
+    traced.recompile()
+    inner: list[Any] = []
+
+    def compiled(*arguments: Any, **keywords: Any) -> Any:
+        inner.append(compile_fx_inner(*arguments, **keywords))
+        return inner[-1]
+
+    # From torch's cache of whole programs `compiled` would not be called.
+    with config.patch(enable_autograd_cache=False):
+        compile_fx(traced, [*example, *read], inner_compile=compiled, config_patches=dict(options))
+    run = inner[0].current_callable
+    return lambda values, *moved: run([*values, *moved, *read])
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:

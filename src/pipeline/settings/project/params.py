@@ -33,6 +33,13 @@ from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, t
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
 
+
+def _of_stage(settings: RunSettings) -> RunSettings:
+    """Return the settings with `compile: false` in place of null, as only stages read them."""
+    chosen = settings.torch_settings
+    return replace(settings, torch_settings=replace(chosen, compile=bool(chosen.compile)))
+
+
 # In these sections the user chooses the keys; in all other sections keys are names of settings.
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
 _CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")  # this matches `module:Class`
@@ -150,14 +157,14 @@ class Params:
         base = self.experiments[experiment]
         overrides = self._merged(base.overrides, values, f"{self.path}: sweeps.{sweep}")
         placed = self._placed(overrides, experiment, sweep)
-        return load_run_settings(self.path.parent / base.trainer, overrides=placed)
+        return _of_stage(load_run_settings(self.path.parent / base.trainer, overrides=placed))
 
     def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
         experiment, (sweep, _, number) = self.experiment(name), name.partition("/")
         if experiment.base is not None and not number:
             sweep = next(other for other in self.sweeps if best_name(other) == name)
         placed = self._placed(overrides, experiment.base or name, sweep, number)
-        return load_run_settings(self.path.parent / experiment.trainer, overrides=placed)
+        return _of_stage(load_run_settings(self.path.parent / experiment.trainer, overrides=placed))
 
     def _placed(
         self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
@@ -207,7 +214,7 @@ class Params:
         reduced: dict[str, Any] = {"behaviors": behaviors}
         if full["default_settings"] is not None:
             reduced["default_settings"] = {key: full["default_settings"][key] for key in keys}
-        settings = load_run_settings(None, overrides=reduced)
+        settings = _of_stage(load_run_settings(None, overrides=reduced))
         # Unlisted behaviors remain an error, as with the complete file.
         return replace(settings, from_file=True)
 

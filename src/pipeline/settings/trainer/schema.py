@@ -1189,11 +1189,13 @@ class TorchSettings:
     # The device is a plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
     """Device of the networks: `cpu`, `cuda`, `cuda:0`, ... Null: the device on which decisions and
-    minibatches of the run's own shapes take the least time; the times are measured at the start of
-    a behavior, and the device is kept when the run is resumed. With several learners null means
-    cuda if there is a GPU."""
-    compile: bool = False
-    """Whether gradient steps are compiled, where a compiler is installed."""
+    minibatches of the run's own shapes take the least time; it is measured at the start of a
+    behavior, and kept when the run is resumed. With several learners null means cuda if there is a
+    GPU."""
+    compile: bool | None = None
+    """Whether gradient steps are compiled, where a compiler is installed. Null: `pipeline learn`
+    compiles the gradient steps of a new run with at least 50,000 of them, unless it is portable; a
+    resumed run continues with its choice; a stage and `pipeline.train` do not compile."""
     threads: Count | None = None
     """Number of torch's threads. Null: 1, 2, 4, ... threads are timed at the start of a run, up to
     the number of cores that the environments leave free; the smallest number that takes at most 5 %
