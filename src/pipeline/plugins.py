@@ -219,7 +219,9 @@ def class_for(chosen: str, made_by: str) -> Any:
         SettingsError: The class cannot be imported.
     """
     try:
-        return named(chosen) if ":" in chosen else load(made_by, package="pipeline.algos.")
+        # The name of the package is put together, because `dag.sources` counts a module's name in a
+        # string as an import: every stage would depend on the algorithms.
+        return named(chosen) if ":" in chosen else load(made_by, package=f"{__package__}.algos.")
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
             f"names the class {made_by!r}, which cannot be imported ({error})"

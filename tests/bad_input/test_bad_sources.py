@@ -105,7 +105,7 @@ def test_env_stage_refuses_an_archive_for_another_system(project, web):
         project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, platform: windows"
     ).error
     assert error == (
-        "params.yaml: environments.game: is for windows, but this machine runs linux; give the "
+        "params.yaml: environments.game: has builds for windows, but this machine runs linux; give "
         "'url' and 'sha256' of a build for linux"
     )
 

@@ -101,7 +101,7 @@ def test_error_quotes_the_last_lines_of_an_existing_log_of_the_player(tmp_path):
     assert text.endswith("line 98\nline 99")
     assert "line 79\n" not in text
     log.write_text("Traceback\nERROR mine: KeyError: 3 (my_env.py:9)\n")
-    assert process.tail().endswith(f"of its {log}:\nERROR mine: KeyError: 3 (my_env.py:9)")
+    assert process.tail().endswith(f"environment's {log}:\nERROR mine: KeyError: 3 (my_env.py:9)")
 
 
 def test_environment_gets_the_path_of_the_running_python_and_is_killed_at_close(tmp_path):

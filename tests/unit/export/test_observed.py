@@ -258,7 +258,7 @@ def test_action_mask_of_the_wrong_form_is_refused_with_a_message_of_one_line():
     of_file, _ = form(CAMERA, spaces.MultiDiscrete([2, 3]))
     masks = of_file.steps(BLACK, np.array([1, 0, 0, 1, 1], np.int8))[0].action_mask
     assert [part.tolist() for part in masks] == [[[False, True]], [[True, False, False]]]
-    with pytest.raises(pipeline.PipelineError, match="mine: its action mask has 2 entries; give 5"):
+    with pytest.raises(pipeline.PipelineError, match="mine: the action mask has 2 entries; give 5"):
         of_file.steps(BLACK, np.array([1, 0], np.int8))
 
 

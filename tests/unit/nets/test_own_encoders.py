@@ -87,7 +87,7 @@ def test_encoders_of_a_user_are_exported_for_vectors_with_memory_and_for_images(
         ),
         ("Narrow", VECTOR, r"its forward maps \[3, 12\] to \[3, 15\], but must give \[3, 16\]"),
         ("Pair", VECTOR, r"its forward maps \[3, 12\] to tuple, but must give \[3, 16\]"),
-        ("OfBatch", VECTOR, "depends on the other observations of the batch, or on chance"),
+        ("OfBatch", VECTOR, "depends on the other observations, or on chance"),
         ("WithoutOutput", VECTOR, r"fails for observations of shape \[12\]: TypeError: .*"),
         ("Broken", VECTOR, r"KeyError: 'a missing size' \(own_parts.py:\d+\)$"),
         ("NoModule", VECTOR, "is not a torch.nn.Module"),

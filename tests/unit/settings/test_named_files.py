@@ -44,7 +44,7 @@ CLONED = "behavioral_cloning: {demo_path: no.demo}"
     [
         (
             "behaviors:\n  A:\n    reward_signals:\n      gail:\n        demo_path: no.demo\n",
-            "one.yaml:5: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; `pipe",
+            "one.yaml:5: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; record",
         ),
         (
             "behaviors:\n  A:\n    behavioral_cloning:\n      demo_path:\n        - here.demo\n"

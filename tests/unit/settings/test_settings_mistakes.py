@@ -200,7 +200,7 @@ WHOLE = [
 IN_PARAMS = [
     ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
     ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
-    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: is required by the sou"),
+    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: the source 'path' nee"),
     ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' is used for a folder"),
     ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' is used for a folder"),
     ("episodes: 5", "episodes: 0", 15, "demonstrations.expert.episodes: must be at least 1"),

@@ -121,7 +121,7 @@ def test_unity_project_is_built_with_the_method_and_arguments_of_its_settings(pr
         ("licence", "Its log says: No valid Unity Editor license found. Please activate your lic"),
         ("open", "has this project open already; close it"),
         ("method", "does not know the method PipelineBuild.Build; copy workflow/unity/PipelineBu"),
-        ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. All"),
+        ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. Th"),
         (
             "silent",
             "failed with exit code 7. Its log says: no error; the last line is 'Unity Editor vers",

@@ -137,7 +137,7 @@ def test_missing_curriculum_key_is_reported_with_the_misspelt_key(loaded, writte
     broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
     path = written(json.dumps(broken), "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert f"needs the key {field!r} (there is '{field}x')" in message
+    assert f"needs the key {field!r}, but has '{field}x'" in message
 
 
 def test_invalid_json_in_a_curriculum_file_is_reported_with_its_line(loaded, written):
