@@ -62,7 +62,7 @@ TASKS = {
         "PPO('MlpPolicy', env, n_steps=256, batch_size=64, n_epochs=10,",
     ),
     "halfcheetah": Task(
-        *("HalfCheetah-v5", "sac/HalfCheetah.yaml", 1, 3_000, 500, {}),
+        *("HalfCheetah-v5", "sac/HalfCheetah.yaml", 1, 4_000, 500, {"buffer_init_steps": 1000}),
         "SAC('MlpPolicy', env, batch_size=256, learning_starts=1000,",
     ),
 }

@@ -201,7 +201,7 @@ def _refuse_pending(root: Path) -> None:
     _log.info("Asking Snakemake whether all results are up to date")
     if pending := engines.snakemake_summary(root).pending:
         raise StageError(
-            f"{few(pending, _MOST_NAMED)} are not up to date; `pipeline run` makes them again"
+            f"not up to date: {few(pending, _MOST_NAMED)}; `pipeline run` makes them again"
         )
 
 
