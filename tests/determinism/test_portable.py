@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from importlib import metadata
+from pathlib import Path
 
 import portable_trace
 import pytest
 from interpreter import python
+
+import pipeline
 
 SCRIPT = portable_trace.__file__
 
@@ -41,6 +45,17 @@ def test_stored_trace_of_a_training_contains_all_stages_and_names_the_cpu_that_c
     tensors = [tensor for _, tensor, _ in portable_trace.rows_of(content)]
     assert any(tensor.startswith(kernels.get(case, "aten.addmm")) for tensor in tensors)
     assert any("backward" in tensor or "aten.mm" in tensor for tensor in tensors)
+
+
+def test_no_source_calls_the_square_root_of_torch_which_differs_between_processors():
+    """Compiled steps have Inductor's square root, and are never part of a portable training."""
+    calls = re.compile(r"\.sqrt\(\)|torch\.sqrt\(|_sqrt\(")
+    found = {
+        file.name
+        for file in Path(pipeline.__file__).parent.rglob("*.py")
+        if calls.search(file.read_text("utf-8"))
+    }
+    assert found == {"adam.py"}
 
 
 def test_function_first_difference_names_the_first_tensor_that_differs_between_two_traces():

@@ -24,7 +24,7 @@ from pipeline.demos.demonstrations import load_expert_rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.nets.layers import linear, xavier
+from pipeline.nets.layers import linear, square_root, xavier
 from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
 # This number keeps logarithms finite where the discriminator's probability is 0 or 1, and the
@@ -215,7 +215,7 @@ class GAIL(RewardSignal):
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
         # EPSILON is added, because the square root has no finite derivative at 0.
-        norms = (torch.stack(squared).sum(0) + EPSILON).sqrt()
+        norms = square_root(torch.stack(squared).sum(0) + EPSILON)
         return (norms - 1.0).square().mean()
 
     def _between(self, policy_input: Tensor, expert_input: Tensor) -> Tensor:

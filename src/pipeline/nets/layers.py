@@ -28,6 +28,15 @@ IS_TRACED = ContextVar("is_traced", default=False)
 """True while a loss is traced, when no branch may depend on a tensor's value."""
 
 
+def square_root(x: Tensor) -> Tensor:
+    """Return the square root of x, the same on every x86-64 CPU.
+
+    torch's `sqrt` starts from the CPU's approximation of 1 / sqrt(x), whose digits depend on the
+    maker of the CPU, so a fifth of its float32 results have another last bit on another CPU.
+    """
+    return x.rsqrt().reciprocal()
+
+
 def draw_normal(weight: Tensor, std: float) -> None:
     """Fill a weight with normal numbers of mean 0; nothing is done on the device `meta`."""
     # On `meta` torch would import its compiler for the draw, which takes a second.
@@ -216,7 +225,7 @@ class RunningNormalizer(nn.Module):
         """Return float32 mean and standard deviation [size], which `forward` uses."""
         # The result is kept until the statistics change, because acting needs it for every message.
         if self._scale is None or self._scale[0].device != self.mean.device:
-            deviation = (self.squared / self.count).sqrt()
+            deviation = square_root(self.squared / self.count)
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
         return self._scale
 
@@ -264,5 +273,5 @@ def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
         squared: [size] sum of the squared deviations of the first rows.
     """
     # This is the deviation of n + 1 rows, of which the imagined row has squared deviation 1.
-    deviation = ((squared + 1.0) / (n + 1)).sqrt()
+    deviation = square_root((squared + 1.0) / (n + 1))
     return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.errors import LearnerLostError
-from pipeline.nets.layers import RunningNormalizer, imagined_mean
+from pipeline.nets.layers import RunningNormalizer, imagined_mean, square_root
 from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -139,12 +139,12 @@ class DistributedGroup(ProcessGroup):
         # The moments are computed in float64, because sums over many float32 numbers lose digits.
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
-        return float(mean[0]), float(variance.sqrt()[0])
+        return float(mean[0]), float(square_root(variance)[0])
 
     def std(self, values: Tensor) -> Tensor:
         """Return the columns' standard deviations [S] over the values [R, S] of all processes."""
         _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
-        return variance.sqrt().to(values)
+        return square_root(variance).to(values)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
         """Replace means over this process's `n_rows` rows by means over all processes' rows."""
