@@ -58,7 +58,7 @@ def test_project_is_archived_and_reproduced_and_a_changed_result_is_named(tmp_pa
     set_params(root, PARAMS)
     commit(root, "small")
     refused = run(root, "pipeline", "archive", "../a.zip", check=False)
-    assert "not up to date: env@" in refused.stderr and "`pipeline run`" in refused.stderr
+    assert "not up to date: env@balance_ball, evaluate@plain-1" in refused.stderr
     run(root, "pipeline", "run", "--cores", "2")
     for name in ("a.zip", "b.zip"):
         run(root, "pipeline", "archive", f"../{name}")
