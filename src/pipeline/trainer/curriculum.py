@@ -101,11 +101,9 @@ class Curriculum:
         max_steps: int,
         elo: float | None = None,
     ) -> None:
-        """Record the progress of a behavior.
+        """Record a behavior's progress: returns of the episodes that ended since the last call.
 
-        `returns` are the returns of the episodes that ended since the last call; `step` is the
-        number of agent steps so far, and `max_steps`, above 0, the number after which training
-        ends; `elo` is the rating in self-play.
+        `step` of `max_steps` agent steps have been made; `elo` is the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -122,8 +120,7 @@ class Curriculum:
     def advance(self) -> Change:
         """Begin the next lesson of every parameter that meets its criteria, and return the change.
 
-        Called once per environment step, after `observe` was called for every behavior: if an
-        episode has ended since the last call, this call updates the smoothed measures once.
+        Called once per environment step, after `observe` was called for every behavior.
         """
         moved, must_reset = [], False
         for name in self._curricula:
@@ -152,9 +149,8 @@ class Curriculum:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned, or a map with the key `lessons` only.
 
-        A parameter that is missing in the state keeps its lesson. A parameter that now has fewer
-        lessons goes to its last lesson. Measures are cleared if any lesson differs from the saved
-        lesson.
+        A parameter that is missing in the state keeps its lesson; a lesson that no longer exists
+        becomes the last lesson. Measures are cleared if any lesson differs from the saved lesson.
         """
         saved = {name: int(number) for name, number in state["lessons"].items()}
         for name in self._numbers.keys() & saved.keys():
@@ -209,9 +205,6 @@ class Lessons:
 
     In the training loop, `on_step` follows each step and `apply` is called between two steps.
     Resets go through `reset`, because environments must get every parameter again with a reset.
-
-    Attributes:
-        curriculum: the lessons, saved with the run.
     """
 
     def __init__(
@@ -264,11 +257,7 @@ class Lessons:
             self._warn_of_missing(returns)
 
     def apply(self, learners: Collection[Learner]) -> bool:
-        """Send the values of new lessons to the workers; called between two steps.
-
-        Returns:
-            Whether any lesson has begun.
-        """
+        """Between two steps, send the values of new lessons; return whether one has begun."""
         change, self._pending = self._pending, Change()
         if not change.parameters:
             return False
@@ -289,10 +278,9 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore the lessons of a saved run, if the run has saved lessons.
+        """Restore the lessons of a saved run; `exact` means that the environments continue, too.
 
-        With `exact` the environments continue, too. Then the values of lessons that began but were
-        not sent to the environments are restored as well, and `apply` sends these values.
+        Values of lessons that began but were not sent to these environments are then sent later.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -351,10 +339,7 @@ class Lessons:
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """Return an empty buffer for the episode returns of each behavior that a lesson measures.
-
-    A buffer is as long as the largest `min_lesson_length` of the lessons that measure the behavior.
-    """
+    """Return an empty buffer of returns for each behavior, as long as its longest lesson needs."""
     sizes: dict[str, int] = {}
     for lessons in curricula:
         for lesson in lessons:

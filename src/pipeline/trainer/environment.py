@@ -69,10 +69,8 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     """Return the connected workers of a run; executables get the engine settings.
 
     An executable that fails is started again, as often as `env_settings` allows; for a player that
-    was started elsewhere, the run waits until it connects again. Workers are numbered over all
-    processes of `group`, and the seed of each worker derives from its number.
-
-    Environment parameters are sent with each reset: see `trainer.curriculum`.
+    was started elsewhere, the run waits until it connects again. The seed of each worker derives
+    from its number, which counts the workers of all processes of `group`.
 
     Raises:
         SettingsError: A Python object in `job.env` lacks a member of the low-level API.
@@ -146,10 +144,7 @@ def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
 
 
 def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings]) -> set[str]:
-    """Send parameters to every worker with its next step or reset.
-
-    Returns:
-        Names of the parameters that cannot be sent to a worker.
+    """Send parameters to all workers with their next step or reset; return the names not sent.
 
     Raises:
         SettingsError: A name cannot be sent to any environment.
@@ -169,11 +164,7 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
 
 
 def for_environment(value: SamplerSettings) -> float | Sampler:
-    """Return a constant value as a number, or a sampler in the form of the side channel.
-
-    Raises:
-        ValueError: The side channel cannot send this type of sampler.
-    """
+    """Return a constant value as a number, or a sampler in the form of the side channel."""
     match value:
         case ConstantSampler():
             return value.value

@@ -51,10 +51,11 @@ from pipeline.trainer.checkpoints.restore import (
 from pipeline.trainer.checkpoints.resume_points import (
     RESUME_INTERVAL_S,
     JointResumePoints,
-    resume_points,
+    ResumePoints,
 )
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device, fastest_threads
+from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import Synchronizer, settings_per_learner
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
@@ -72,21 +73,16 @@ _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 
 class TrainingLoop:
-    """Trains every behavior of the workers' environments.
+    """Trains every behavior of the workers' environments; `trainer.api.train` describes more.
 
     Args:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
-        device: device of the networks; if None, the loop measures which device is the fastest for
-            each behavior.
+        device: device of the networks; None measures which is the fastest for each behavior.
         tracker: calls the callbacks, which may end the run unless it has several learners.
         inference: act, and count steps and episodes, but neither learn nor save.
-        exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
-        on_start: called once, when the first behaviors have appeared and can be trained; not called
-            for a finished run, whose files must not change.
-        on_pace: called with all settings when `steps_per_update: auto` has become a number, before
-            the first update.
+        on_start: not called for a finished run, whose files must not change.
         group: the processes of the run, each with its own training loop; only the first one saves.
     """
 
@@ -126,8 +122,9 @@ class TrainingLoop:
         self.group = group
         self._may_end = tracker.callbacks if group.size == 1 else ()
         self._is_ended = False
-        self.resume_points = resume_points(self.checkpoints, workers, resume_interval_s, group)
-        joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
+        saving = (self.checkpoints, workers, resume_interval_s)
+        joint = JointResumePoints(*saving) if isinstance(group, DistributedGroup) else None
+        self.resume_points = joint or ResumePoints(*saving)
         self.synchronizer = Synchronizer(group, joint)
         # Only the first process reads the files; each process gets its own part of the state.
         saved = self.checkpoints.saved() if job.resume else {}
@@ -147,11 +144,8 @@ class TrainingLoop:
     def run(self, should_stop: StopRequest) -> TrainResult:
         """Train until all behaviors reach `max_steps`; with `inference`, until `should_stop`.
 
-        Args:
-            should_stop: read after every step; a request saves the state and ends the run.
-
         Raises:
-            Interrupted: `should_stop` ended the run; the state is saved.
+            Interrupted: `should_stop`, which is read after every step, ended the run; it is saved.
             PipelineError: The environment, a setting or the training failed; the learners are
                 saved, unless their values are not finite or the disk failed.
         """

@@ -84,8 +84,7 @@ class SelfPlay:
     def advance(self) -> bool:
         """Take a snapshot, change the learning team, and draw opponents, whichever is due.
 
-        Returns:
-            Whether the learning team has changed, so that the environments must be reset.
+        Returns whether the team has changed, so that the environments must be reset.
         """
         if self.learning is None:
             return False

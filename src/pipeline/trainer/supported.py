@@ -56,8 +56,7 @@ def refuse_untrainable(run: RunSettings) -> None:
     One valid behavior is enough, because the environment may have only that behavior.
 
     Raises:
-        SettingsError: No behavior of the settings can be trained, or `compile` is set in a portable
-            run.
+        SettingsError: No behavior can be trained, or `compile` is set in a portable run.
     """
     if run.torch_settings.compile and machine.is_portable():
         raise SettingsError(

@@ -24,9 +24,8 @@ class Progress:
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
         """Return the steps at which the learner's next summary and checkpoint are due.
 
-        `run` is the shared state in the learner's resume file. If `run` names an earlier step
-        for the checkpoint than the settings give, that checkpoint was already due when the state
-        was saved, and waited for an update.
+        If `run`, the shared state in the resume file, names an earlier step for the checkpoint, it
+        was already due when the state was saved, and waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
@@ -45,8 +44,7 @@ def next_multiple(step: int, interval: int) -> int:
 class Stopwatch:
     """Measures the time that environments take, and adds the times that learners have measured.
 
-    Attributes:
-        n_exchanges: number of times that the environments got actions.
+    `n_exchanges` counts how often the environments got actions.
     """
 
     def __init__(self, workers: WorkerSet) -> None:

@@ -19,6 +19,7 @@ from pipeline.errors import CheckpointError, SettingsError, TrainingError
 from pipeline.settings import RunSettings, TrainerSettings, to_mapping
 from pipeline.settings.reader import suggestion
 from pipeline.trainer.checkpoints.archive import (
+    leaves,
     refusal_of_bytes,
     refusal_of_entries,
     refusal_of_values,
@@ -59,32 +60,17 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     # The archive is written to memory first. With a path, torch would write the temporary file's
     # name into the archive, and equal states would give different bytes.
     buffer = io.BytesIO()
-    values = _without_identity(dict(state), {})
+    # Pickle writes the second use of an object as a reference. Which objects are used more than
+    # once differs between a new run and a resumed run, but both must write the same bytes. So equal
+    # strings become one object, and `mapped` copies containers. Numbers are written by value.
+    texts: dict[Any, Any] = {}
+    values = mapped(dict(state), (str, bytes), lambda text: texts.setdefault(text, text))
     torch.save({"format": FORMAT, "digest": digest(values), **values}, buffer)
     try:
         files.write_whole(path, buffer.getvalue())
     except OSError as error:
         label = f"the checkpoint of {len(buffer.getvalue())} bytes"
         raise not_written(path, label, error) from error
-
-
-def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
-    """Return a copy of `value` with one object for all equal strings and no shared containers.
-
-    Pickle writes the second use of an object as a reference. Which objects are used more than once
-    differs between a new run and a resumed run, but both must write the same bytes.
-    """
-    # Only strings are replaced: pickle writes each number by its value and never as a reference.
-    if isinstance(value, str | bytes):
-        return texts.setdefault(value, value)
-    if isinstance(value, dict):
-        return {
-            _without_identity(key, texts): _without_identity(item, texts)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return type(value)(_without_identity(item, texts) for item in value)
-    return value
 
 
 def digest(value: Any) -> str:
@@ -113,16 +99,10 @@ def digest(value: Any) -> str:
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the key path of each tensor in the learner or its experience that is not finite."""
-
-    def places(value: Any, place: str) -> Iterator[str]:
-        if isinstance(value, dict | list | tuple):
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from places(item, f"{place}.{key}")
-        elif isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
-            yield place
-
     for part in ("learner", "experience"):
-        yield from places(state.get(part), part)
+        for place, value in leaves(state.get(part), part):
+            if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
+                yield place
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
@@ -171,11 +151,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def _plain_values(path: Path, device: str) -> Any:
-    """Return the plain values and tensors in a checkpoint file.
-
-    Raises:
-        CheckpointError: The file is missing or unreadable, or has objects of other types in it.
-    """
+    """Return the plain values and tensors in a checkpoint file, or raise CheckpointError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -202,12 +178,14 @@ def _plain_values(path: Path, device: str) -> Any:
     return state
 
 
-def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
-    """Return `value` with `change` applied to every item of type `kind`, at any depth."""
+def mapped(value: Any, kind: type[T] | tuple[type[T], ...], change: Callable[[T], Any]) -> Any:
+    """Return `value` with `change` applied to each key and item of type `kind`, at any depth."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(item, kind, change) for key, item in value.items()}
+        return {
+            mapped(key, kind, change): mapped(item, kind, change) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, kind, change) for item in value)
     return value
@@ -261,10 +239,8 @@ def states_by_rank(
 ) -> list[dict[str, dict[str, Any]]]:
     """Return each process's saved state of every behavior, for the ranks 0 to `size` - 1.
 
-    Args:
-        states: contents of the run's resume files, by behavior. If another number of processes
-            wrote the files, no process gets experience or environments from them.
-        size: number of processes that continue the run.
+    `states` are the contents of the run's resume files, by behavior. If another number of
+    processes wrote the files, no process gets experience or environments from them.
     """
     # Another number of processes cannot use the experience, so only shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
@@ -290,11 +266,10 @@ def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def file_of(folder: Path | None, init_path: str | None) -> Path | None:
-    """Return the checkpoint file that an `init_path` refers to.
+    """Return the checkpoint file that an `init_path` refers to; None for random weights.
 
-    Args:
-        folder: the behavior's folder in the run of `initialize_from`; None without such a run.
-        init_path: a file name in `folder`, or a path; None for the newest file in `folder`.
+    `folder` is the behavior's folder in the run of `initialize_from`, if there is such a run. There
+    an `init_path` without a folder is looked up; without `init_path`, its newest file is taken.
     """
     if init_path is None:
         return None if folder is None else folder / RESUME_FILE
@@ -306,11 +281,7 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 
 
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
-    """Refuse an initial checkpoint that does not exist; `key` is the setting that names the file.
-
-    Raises:
-        SettingsError: The file does not exist, or is not a `.pt` file.
-    """
+    """Raise SettingsError, which names the setting `key`, if `file` is not an existing `.pt`."""
     if file is None or (file.suffix == ".pt" and file.is_file()):
         return
     place = settings.place_of(key)

@@ -47,10 +47,9 @@ EPISODES_FOR_BEST = 20
 class CheckpointManager:
     """Writes the checkpoints of a run.
 
-    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint. Without an
-    exporter the list of checkpoints, `run_logs/training_status.json`, is not written either.
-    `on_checkpoint` is called with the behavior's name, the file and the step of each numbered
-    checkpoint.
+    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint; without it the
+    list `run_logs/training_status.json` is not written either. `on_checkpoint` is called with the
+    behavior's name, the file and the step of each numbered checkpoint.
     """
 
     def __init__(
@@ -151,14 +150,12 @@ class CheckpointManager:
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the record of a behavior's files from the state in the behavior's resume file.
 
-        If the run continues exactly, numbered checkpoints of later steps are deleted: the run
-        writes them again, except a checkpoint that was only written because the run stopped.
+        If the run continues exactly, numbered checkpoints of later steps are deleted: the run will
+        write them again, except a checkpoint that was only written because the run stopped.
         """
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
-        # Checkpoints of later steps are deleted only if the run continues exactly, because it then
-        # writes them again.
         if not exact:
             return
         # `added` lists the behaviors that had no numbered checkpoint of the saved step when the
@@ -174,8 +171,7 @@ class CheckpointManager:
     def has_numbered(self, learner: Learner) -> bool:
         """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        If it has, a run that stops now does not write the checkpoint again. The checkpoint may be
-        old: a finished behavior keeps its step while other behaviors continue to train.
+        It may be old: a finished behavior keeps its step while other behaviors continue to train.
         """
         return self._numbered.get(learner.name) == learner.step
 
@@ -209,8 +205,7 @@ class CheckpointManager:
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
         """Write the resume files from the states that `snapshot` returned.
 
-        `workers` is the state of the environments at the time of `snapshot`, or None if the
-        environments do not give their states.
+        `workers` is the environments' state at that time; None if they do not give their states.
         """
         began = time.monotonic()
         environments = to_saved(workers)
@@ -277,10 +272,7 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files; the previous files are kept until all are written.
-
-        After a kill during this call, at least one complete set of files of the same step is left.
-        """
+        """Write all behaviors' resume files; a kill leaves a complete set of files of one step."""
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
             if len(paths) > 1 and name not in self._stale and path.exists():
@@ -326,31 +318,18 @@ class NullCheckpointManager(CheckpointManager):
         """Return this process's part of each behavior's state, which the first process writes."""
         return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
-    def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Do nothing: only the first process records which files the run has."""
-
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return an empty map: only the first process reads the resume files."""
         return {}
 
-    def consider(self, learner: Learner) -> None:
-        """Do nothing: only the first process saves the best policy."""
+    def _do_nothing(self, *_arguments: object, **_options: object) -> None:
+        pass
 
-    def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Write nothing."""
-
-    def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Write nothing."""
-
-    def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Write nothing."""
+    restore = consider = refresh = milestone = finish = _do_nothing
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the path of the checkpoint at `step`, and the old checkpoints to delete.
-
-    At most `keep` checkpoints stay, the new one included; if `keep` is 0, all stay.
-    """
+    """Return the path of the checkpoint at `step`, and the old ones to delete, if `keep` > 0."""
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may write the file of the same step again, which must not count twice.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]

@@ -26,9 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay if `save_replay_buffer` is set.
-
-    Returns the checkpoint's entries that name the file; an empty map if no file is written.
+    """Write the whole replay if `save_replay_buffer` is set; return the entries that name it.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -44,8 +42,7 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
     """Write the rows that are in no file yet, if `save_replay_buffer` is set.
 
-    Returns the checkpoint's entry that names all files of the replay; an empty map if the setting
-    is false.
+    Returns the checkpoint's entry that names all files of the replay, or an empty map.
 
     Raises:
         CheckpointError: The file cannot be written.

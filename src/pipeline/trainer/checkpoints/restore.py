@@ -167,10 +167,8 @@ def _compare_sensors(
 ) -> None:
     """Compare a checkpoint's sensors and actions with the environment's, and log the differences.
 
-    Weights of the right size would load even if the observations have another meaning.
-
-    Raises:
-        CheckpointError: There are differences, and `refuse` is set.
+    Weights of the right size would load even if the observations have another meaning. With
+    `refuse`, differences raise a CheckpointError.
     """
     try:
         spec = spec_from_mapping(state["spec"])
@@ -207,10 +205,7 @@ def _compare_sensors(
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Restore the environments if all behaviors' states were saved at the same step.
-
-    Returns whether the environments were restored; if not, they must be reset.
-    """
+    """Restore the environments if all states are of the same step; return whether it was done."""
     behaviors = list(states.values())
     # States that were saved at different times would form a state that the run never had.
     if not behaviors or any(state.get("run") != behaviors[0].get("run") for state in behaviors):
@@ -267,10 +262,7 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that all behaviors share, from the resume file with the most steps.
-
-    Without resume files the result is an empty map.
-    """
+    """Return the state that all behaviors share, from the file with the most steps, or {}."""
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
     return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
 
@@ -374,9 +366,8 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
     """Return each behavior's checkpoint from `source`: a file, a run's folder, or a run's id.
 
-    An id is the name of a run's folder that is next to the folder `beside`, or in the settings'
-    `results_dir`. A checkpoint of a single behavior is returned for the single behavior that the
-    settings list, even if the names differ.
+    An id is the name of a run's folder next to the folder `beside`, or in `results_dir`. A
+    checkpoint of a single behavior is for the only behavior in the settings, whatever its name.
 
     Raises:
         SettingsError: There is no such file, folder or run, or it has no checkpoint.

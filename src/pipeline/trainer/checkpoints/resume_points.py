@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from pipeline.algos.process_group import ProcessGroup
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import PipelineError, one_line
 from pipeline.trainer.checkpoints.file import mapped, to_saved
@@ -64,10 +63,7 @@ class ResumePoints:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
-        """Record the shared state `run` from which the run resumes.
-
-        `is_exact` says whether the environments continue, too.
-        """
+        """Record the shared state `run` that is resumed, and whether the environments continue."""
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
         # `note_start` records an interruption at this step if the run takes further steps.
@@ -280,11 +276,3 @@ class JointResumePoints(ResumePoints):
                 ]
             self._checkpoints.write(states, workers=workers)
         self.is_kept = True
-
-
-def resume_points(
-    checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float, group: ProcessGroup
-) -> ResumePoints:
-    """Return a `ResumePoints` for a single learner, or a `JointResumePoints` for several."""
-    kind = JointResumePoints if isinstance(group, DistributedGroup) else ResumePoints
-    return kind(checkpoints, workers, interval_s)

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
+from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
@@ -42,11 +43,7 @@ _COMPARE_EVERY = 100
 
 
 def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) -> None:
-    """Refuse settings with which several processes cannot learn together.
-
-    Raises:
-        SettingsError: A setting allows one learner only; the message names this setting.
-    """
+    """Raise SettingsError, which names the setting, if several processes cannot learn together."""
     if n_learners == 1:
         return
     section = f"behaviors.{name}"
@@ -68,7 +65,7 @@ def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) ->
 
 
 def settings_per_learner(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
-    """Return the settings for one of `n_learners` processes: its share of the replay and the batch.
+    """Return the settings with a process's share of the replay and its batch.
 
     Algorithms without a replay split their minibatches with `ProcessGroup.minibatch_sizes`.
     """
@@ -90,9 +87,6 @@ class LearnerSync:
     Attributes:
         held: number of this process's rows that waited for an update at the last synchronisation.
             It decides when the next synchronisation is due, so it is part of a resume point.
-
-    Raises:
-        SettingsError: A setting of the learner allows one process only.
     """
 
     def __init__(
@@ -136,8 +130,7 @@ class LearnerSync:
     def should_update(self) -> bool:
         """Return whether all processes together have enough rows for an update.
 
-        After each synchronisation only the first call may return True, unless the learner has
-        finished.
+        After a synchronisation only the first call may return True, unless the learner is finished.
         """
         can_update, self._can_update = self._can_update, False
         if can_update:
@@ -158,9 +151,7 @@ class LearnerSync:
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Add the counts of all processes to this learner.
-
-        `notes` are the values of `local_state` in all processes, by rank.
+        """Add the counts of all processes, in `notes` by rank, to this learner.
 
         Raises:
             TrainingError: The weights of two processes differ.
@@ -190,11 +181,7 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights, to compare with the digests of other processes.
-
-        With a replay, the digest is computed again only after the number of updates has passed a
-        multiple of `_COMPARE_EVERY`.
-        """
+        """Return the digest of the weights; with a replay not after every update."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -206,13 +193,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare weights, numbers of updates and steps of all processes.
-
-    `notes` are the values of `LearnerSync.local_state` in all processes, by rank.
-
-    Raises:
-        TrainingError: The weights of two processes differ.
-    """
+    """Raise TrainingError if weights, updates or steps differ in `notes`, by rank."""
     for rank, note in enumerate(notes):
         if any(note[key] != notes[0][key] for key in ("weights", "updates", "step")):
             raise TrainingError(
@@ -232,11 +213,8 @@ def digest(parts: Collection[Tensor]) -> int:
 
 
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
-    """Seed the random streams of actions and minibatches by rank; initial weights stay equal.
-
-    The number of updates so far is part of the seed, so that a resumed run does not repeat the
-    first numbers.
-    """
+    """Seed the random streams of actions and minibatches by rank; initial weights stay equal."""
+    # With the number of updates, a resumed run does not repeat the first numbers.
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
         generator.manual_seed(seeding.derive(seed, name, *names))
@@ -244,26 +222,10 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
     algorithm.minibatch_stream.bit_generator.state = stream.bit_generator.state
 
 
-class JointCheckpoint(Protocol):
-    """A resume point of a run with several processes: every process adds a part of it.
-
-    All processes take their parts between the same two synchronisations.
-    """
-
-    def local_state(self) -> dict[str, Any]:
-        """Return this process's data for `merge`, as plain values."""
-
-    def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Continue the resume point at a synchronisation.
-
-        `notes` are the values of `local_state` in all processes, by rank.
-        """
-
-
 class Synchronizer:
     """Decides when the processes synchronise, and gives their learners the same state."""
 
-    def __init__(self, group: ProcessGroup, resume_points: JointCheckpoint | None = None) -> None:
+    def __init__(self, group: ProcessGroup, resume_points: JointResumePoints | None) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
         self._stop_request = StopRequest()
         self._agreed = StopRequest()
@@ -299,11 +261,7 @@ class Synchronizer:
                 learner.seconds["meeting"] = seconds
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
-        """Add a new or restored learner to the synchronisations.
-
-        Raises:
-            SettingsError: A setting of the learner allows one process only.
-        """
+        """Add a new or restored learner; SettingsError if its settings allow one process only."""
         if self.group is not None:
             self._members[learner.name] = LearnerSync(learner, self.group, seed=seed, held=held)
 

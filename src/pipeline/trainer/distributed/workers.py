@@ -163,8 +163,7 @@ def started(
 def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
     """Join the group that another process has started, and yield this process's view of it.
 
-    Args:
-        device: device of the networks; None takes the type of device of the first process.
+    Without `device`, the networks are on the type of device of the first process.
     """
     rank, size = launched()
     stop = StopRequest()
