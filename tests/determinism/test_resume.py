@@ -16,7 +16,6 @@ from pipeline.demos.demo_file import writing_demo
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 WAIT_S = 300
-
 PROGRAM = Path(__file__).with_name("killed_training.py")
 
 

@@ -9,30 +9,20 @@ import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
-from stops_after import EndsWhen
 from toys import BEHAVIOR, Chase
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.settings import load_run_settings
-from pipeline.trainer import train
 from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.wire.codec.decoding import NonFiniteError
 
 # Classes as in ML-Agents: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
-
-
 Observed = namedtuple("Observed", "shape dimension_property observation_type name")
-
-
 Actions = namedtuple("Actions", "continuous_size discrete_branches")
-
-
 Spec = namedtuple("Spec", "observation_specs action_spec")
-
-
 NAME = "Walker?team=0"
 
 
@@ -317,11 +307,3 @@ def test_error_for_a_misspelled_behavior_name_in_a_mapping_of_settings_proposes_
     defaults = {"default_settings": settings("x")["behaviors"]["x"]}
     result = pipeline.train(Theirs(), defaults, seed=1, run_dir=tmp_path / "default")
     assert result.behaviors["Walker"].n_updates > 0
-
-
-def test_run_that_a_callback_ends_early_writes_a_final_checkpoint(tmp_path):
-    run = settings("Walker")
-    result = train(Theirs(), run, seed=1, run_dir=tmp_path, callbacks=[EndsWhen(lambda: True)])
-    walker = result.behaviors["Walker"]
-    assert walker.steps < run["behaviors"]["Walker"]["max_steps"]
-    assert walker.checkpoint.is_file()

@@ -42,11 +42,7 @@ def test_environments_become_workers_in_the_given_order():
 
 
 UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}
-
-
 GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 1}}
-
-
 RANGES = {
     "sampler_type": "multirangeuniform",
     "sampler_parameters": {"intervals": [[7, 10], [15.1, 20]]},

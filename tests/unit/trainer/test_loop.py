@@ -177,13 +177,6 @@ def test_init_from_loads_only_the_weights(begun):
     assert not new["optimizer"]["state"]
 
 
-def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
-    train_in(Corridor(n_agents=4), quick())
-    wider = quick(network_settings={"hidden_units": 16, "num_layers": 1})
-    with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: [^\n]*Toy[^\n]*$"):
-        train_in(Corridor(n_agents=4), wider, resume=True)
-
-
 def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_all_others_are_loaded(
     begun, caplog
 ):
@@ -255,20 +248,14 @@ def looped(quick, tmp_path, in_process, make_loop):
     return run
 
 
-@pytest.mark.parametrize("n", [1, 60])
-def test_run_that_was_asked_to_stop_can_be_resumed(n, looped, tmp_path):
-    looped("run", StopsAfter(n))
-    saved = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")["learner"]["step"]
-    assert (saved > 0) == (n > 1)
-    assert looped("run", StopRequest(), resume=True).learners["Toy"].step >= 500
-
-
-@pytest.mark.parametrize("n", [5, 20, 33, 47])
+@pytest.mark.parametrize("n", [1, 5, 20, 33, 47])
 def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, tmp_path):
     """A run that is stopped at any step and resumed keeps the checkpoints of a whole run."""
     frequent = {"checkpoint_interval": 100, "keep_checkpoints": 99}
     looped("whole", StopRequest(), **frequent)
     looped("halves", StopsAfter(n), **frequent)
+    saved = load_checkpoint(tmp_path / "halves" / "Toy" / "checkpoint.pt")["learner"]["step"]
+    assert (saved > 0) == (n > 1)
     looped("halves", StopRequest(), resume=True, **frequent)
     kept = []
     for folder in (tmp_path / "whole", tmp_path / "halves"):

@@ -147,27 +147,6 @@ def played(window=3, n=5):
     return past
 
 
-def test_a_restored_snapshot_pool_continues_identically():
-    past = played()
-    restored, policy = made(seed=8, save_steps=1, window=3, **SNAPSHOTS)
-    set_weight(policy, 4.0)
-    restored.load_state_dict(past.state_dict())
-    assert list(restored.opponents) == [TEAM]
-    for pool in (past, restored):
-        assert pool.ghost_steps == 17
-        assert pool.last_change == 5
-        assert pool.last_save == 8
-    for step in (9, 11, 13, 15):
-        trace = []
-        for pool in (past, restored):
-            pool.save_if_due(step)
-            pool.swap([TEAM, "Duel?team=2"])
-            drawn = {team: playing.rating_index for team, playing in pool.opponents.items()}
-            weights = [playing.policy.weight.item() for playing in pool.opponents.values()]
-            trace.append((pool.ratings, len(pool.snapshots), drawn, weights))
-        assert trace[0] == trace[1]
-
-
 @pytest.mark.parametrize(
     ("n", "window", "weights", "ratings"),
     [
@@ -281,15 +260,6 @@ def test_group_member_that_is_missing_in_a_message_still_plays():
         groups.record("left", decision_steps([], ids, group_id=group))
     assert over(groups, "left", [1], [7]) == [False]
     assert over(groups, "right", [1], [7]) == [True]
-
-
-def test_game_is_not_over_after_a_restore_while_an_agent_of_the_group_still_plays():
-    groups, restored = UnfinishedGames(), UnfinishedGames()
-    groups.record(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
-    restored.load_state_dict(groups.state_dict())
-    assert over(restored, ("Team", 0), [1], [7]) == [False]
-    groups.forget(lambda source: source[1] == 0)
-    assert over(groups, ("Team", 0), [1], [7]) == [True]
 
 
 @pytest.mark.parametrize(("later", "ended"), [([7, 7], [False, True]), ([7, 8], [True, True])])

@@ -11,11 +11,7 @@ from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.memory import SequenceState
 
 CPU = torch.device("cpu")
-
-
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3,)))
-
-
 MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 6}}
 
 
