@@ -4,11 +4,12 @@ from collections import namedtuple
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
-import pettingzoo
 import pytest
+from mpe2 import simple_spread_v3
 from toys import BEHAVIOR, Chase
 
 import pipeline
@@ -250,52 +251,11 @@ def test_gymnasium_environments_get_different_seeds_and_are_closed_after_trainin
     assert runs[0] == runs[1]
 
 
-def test_behavior_of_a_registered_gymnasium_environment_is_named_after_the_environment_id(
-    tmp_path,
-):
-    env = gymnasium.make("CartPole-v1")
-    assert trained(env, tmp_path, "CartPole-v1")["CartPole-v1"].n_updates > 0
-
-
-class Pair(pettingzoo.ParallelEnv):
-    """Two agents with episodes that end together."""
-
-    metadata = {"name": "pair"}  # noqa: RUF012  # PettingZoo's form
-    possible_agents = ["left_0", "left_1"]  # noqa: RUF012
-
-    def observation_space(self, agent):
-        assert agent in self.possible_agents
-        return gymnasium.spaces.Box(0, 1, (2,), np.float64)
-
-    def action_space(self, agent):
-        assert agent in self.possible_agents
-        return gymnasium.spaces.Discrete(3)
-
-    def reset(self, seed=None, options=None):
-        assert (type(seed), options) == (int, None)
-        self.agents, self.age = list(self.possible_agents), 0
-        return self._all(np.zeros(2)), self._all({})
-
-    def step(self, actions):
-        assert set(actions) == set(self.agents)
-        self.age += 1
-        over = self.age == 4
-        result = [self._all(value) for value in (np.ones(2), 0.5, over, False, {})]
-        self.agents = [] if over else self.agents
-        return tuple(result)
-
-    def close(self):
-        self.agents = None
-
-    def _all(self, value):
-        return dict.fromkeys(self.agents, value)
-
-
 def test_policies_train_in_a_pettingzoo_environment_which_is_closed_afterwards(tmp_path):
-    env = Pair()
-    (result,) = trained(env, tmp_path, "left").values()
-    assert result.n_updates > 0
-    assert env.agents is None
+    env = simple_spread_v3.parallel_env()
+    env.close = Mock(wraps=env.close)
+    assert trained(env, tmp_path, "agent")["agent"].n_updates > 0
+    env.close.assert_called_once_with()
 
 
 def test_error_for_a_misspelled_behavior_name_in_a_mapping_of_settings_proposes_the_right_name(

@@ -99,23 +99,8 @@ def test_callbacks_without_state_do_not_change_the_bytes_of_checkpoints(quick, t
     assert files_of(tmp_path / "with") == files_of(tmp_path / "without")
 
 
-class Empty(Callback):
-    """Overrides every method, and does nothing."""
-
-    def on_start(self, behavior, settings):
-        pass
-
-    def on_exchange(self, steps, n_episodes):
-        pass
-
-    def on_update(self, behavior, update):
-        pass
-
-    def on_summary(self, behavior, values, step):
-        pass
-
-    def on_checkpoint(self, behavior, path, step):
-        pass
+METHODS = ("on_start", "on_exchange", "on_update", "on_summary", "on_checkpoint")
+Empty = type("Empty", (Callback,), dict.fromkeys(METHODS, lambda *_: None))
 
 
 class Counted(Sink):

@@ -5,6 +5,7 @@
 
 import logging
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -116,21 +117,6 @@ def test_minibatches_per_step_are_computed_from_the_hyperparameters_of_ppo_and_s
     assert sac.hyperparameters.minibatches_per_step == 0.1
 
 
-def test_resumed_run_keeps_its_device_without_measuring_again(
-    two_devices, quick, tmp_path, in_process, monkeypatch
-):
-    monkeypatch.setattr(device_choice, "step_seconds", lambda *_, **__: next(times))
-    times = iter([2.0, 1.0, 1.0, 2.0])
-    train = {"seed": 1, "run_dir": tmp_path, "device": None}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **train)
-    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
-    assert saved["run"]["devices"] == {"Toy": "cpu:0"}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=600), resume=True, **train)
-    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
-    assert saved["run"]["devices"] == {"Toy": "cpu:0"}
-    assert saved["learner"]["step"] >= 600
-
-
 @pytest.mark.parametrize("name", ["warp", "xla", "hpu"])
 def test_unavailable_device_is_refused_whichever_error_torch_raises(name):
     with pytest.raises(SettingsError, match=f"'{name}' cannot be used here"):
@@ -199,17 +185,21 @@ def test_learner_on_a_gpu_or_in_a_portable_run_uses_one_thread_without_a_measure
     assert measured == []
 
 
-def test_a_resumed_run_keeps_its_number_of_threads(cores, quick, tmp_path, in_process):
-    costs = {1: 2.0, 2: 1.0, 4: 1.5}
-    measured = cores(4, costs)
-    run = {"seed": 1, "run_dir": tmp_path, "torch_threads": None}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **run)
-    path = tmp_path / "Toy" / "checkpoint.pt"
-    assert load_checkpoint(path)["run"]["threads"] == 2
-    costs |= {4: 0.1}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=600), resume=True, **run)
-    assert measured == [1, 2, 4]
-    assert load_checkpoint(path)["run"]["threads"] == 2
+def test_resumed_run_keeps_its_device_and_number_of_threads_without_measuring_again(
+    two_devices, cores, quick, tmp_path, in_process, monkeypatch
+):
+    cores(4, {})
+    measured = Mock(side_effect=[2.0, 1.0, 2.0, 1.0, 1.5])  # two devices, then 1, 2 and 4 threads
+    monkeypatch.setattr(device_choice, "step_seconds", measured)
+    run = {"seed": 1, "run_dir": tmp_path, "device": None, "torch_threads": None}
+    for max_steps in (300, 600):
+        settings = quick(max_steps=max_steps)
+        resume = max_steps == 600
+        pipeline.train(in_process(Chase(n_agents=4)), settings, resume=resume, **run)
+        saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+        assert (saved["run"]["devices"], saved["run"]["threads"]) == ({"Toy": "cpu:0"}, 2)
+        assert saved["learner"]["step"] >= max_steps
+    assert measured.call_count == 5
 
 
 def test_threads_for_updates_start_with_the_measured_number_of_torch_threads(

@@ -1,11 +1,14 @@
 """Present lessons are sent to environments, and reported statistics are recorded."""
 
-import copy
+import itertools
 import logging
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
+from duels import Duel
+from pairs import Pair
 from toys import Corridor, Toy
 
 import pipeline
@@ -82,11 +85,11 @@ def curriculum(*items):
 def told(toy):
     """Return the parameters and resets of a toy, each with the number of steps before it."""
     events, n_steps = [], 0
-    for call in toy.calls:
-        if call == ("step",):
+    for event in toy.calls:
+        if event == ("step",):
             n_steps += 1
         else:
-            events.append((n_steps, *call))
+            events.append((n_steps, *event))
     return events
 
 
@@ -219,20 +222,6 @@ def test_new_training_loop_continues_the_lessons_from_the_saved_state(
     assert loops[1].learners["Toy"].statistics.take_ended() == []
 
 
-class Workers:
-    """Records the calls to a worker set, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def reset(self):
-        self.calls.append("reset")
-
-    def set_parameter(self, name, value):
-        self.calls.append((name, value))
-        return True
-
-
 def lessons(settings, workers):
     return Lessons(workers, settings.environment_parameters)
 
@@ -243,40 +232,37 @@ def test_lesson_that_began_before_a_kill_is_sent_to_the_environments_after_the_r
 ):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
-    before = lessons(settings, Workers())
+    before = lessons(settings, Mock())
     learner.step = 400
     before.on_step([learner])  # killed before `apply` has sent the value
-    workers = Workers()
+    workers = Mock()
     after = lessons(settings, workers)
     after.restore({"lessons": before.state_dict()}, exact=exact)
     if not exact:
         after.begin()
     after.apply([learner])
-    assert workers.calls == [("pay", 2.0), ("wind", 3.0), "reset"]
+    sent = [call.set_parameter("pay", 2.0), call.set_parameter("wind", 3.0), call.reset()]
+    assert workers.mock_calls == sent
     assert not after.apply([learner])
 
 
 def test_lesson_measures_the_behavior_in_its_completion_criteria(quick):
-    def criteria(**values):
-        return [
-            {"name": "a", "value": 1.0, "completion_criteria": values},
-            {"name": "b", "value": 2.0},
-        ]
-
-    settings = quick(
-        limits={"One": 100, "Two": 1000},
-        self_play={"window": 1},
-        parameters={
-            name: {"curriculum": criteria(behavior=behavior, measure=measure, threshold=threshold)}
-            for name, behavior, measure, threshold in (
-                ("p1", "One", "progress", 0.5),
-                ("p2", "Two", "progress", 0.5),
-                ("r1", "One", "reward", 3.0),
-                ("e2", "Two", "elo", 1300.0),
+    parameters = {
+        name: {
+            "curriculum": curriculum(
+                1.0, {"behavior": behavior, "measure": measure, "threshold": threshold}, 2.0
             )
-        },
-    )
-    told = lessons(settings, Workers())
+        }
+        for name, behavior, measure, threshold in (
+            ("p1", "One", "progress", 0.5),
+            ("p2", "Two", "progress", 0.5),
+            ("r1", "One", "reward", 3.0),
+            ("e2", "Two", "elo", 1300.0),
+        )
+    }
+    limits = {"One": 100, "Two": 1000}
+    settings = quick(limits=limits, self_play={"window": 1}, parameters=parameters)
+    told = lessons(settings, Mock())
     one, two = (
         SimpleNamespace(
             name=name,
@@ -311,7 +297,7 @@ def test_resumed_run_starts_in_the_saved_lessons_and_sends_their_parameters_agai
         configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0),
         Told(n_agents=2),
     )
-    saved = lessons(settings, Workers())
+    saved = lessons(settings, Mock())
     saved.curriculum.load_state_dict({"lessons": {"pay": 1, "wind": 0}})
     with WorkerSet([InProcessEnvironment(toy)]) as workers:
         loop = make_loop(workers, settings)
@@ -328,7 +314,7 @@ def test_resumed_run_starts_in_the_saved_lessons_and_sends_their_parameters_agai
         loop._apply_lessons()
         assert learner.trajectories.n_held == 0
     again = [("pay", 2.0), ("wind", 3.0), ("reset",)]
-    assert told(toy) == [(n, *call) for n in (0, 3) for call in again]
+    assert told(toy) == [(n, *event) for n in (0, 3) for event in again]
 
 
 class Reporting(Told):
@@ -349,32 +335,6 @@ class Reporting(Told):
         ]
 
 
-class Twin(Reporting):
-    """Has the same agents twice, the second time in another behavior or team."""
-
-    other = "Second?team=0"
-
-    @property
-    def behavior_specs(self):
-        return dict.fromkeys(("Toy?team=0", self.other), self.spec)
-
-    def _double(self, steps):
-        copies = tuple(copy.copy(part) for part in steps["Toy?team=0"])
-        for part in copies:
-            part.agent_id = part.agent_id + 100
-        return steps | {self.other: copies}
-
-    def reset(self):
-        return self._double(super().reset())
-
-    def step(self, actions):
-        return self._double(super().step(actions))
-
-
-class TwoTeams(Twin):
-    other = "Toy?team=1"
-
-
 def test_statistics_of_environments_are_aggregated_by_their_aggregation_method(
     configured, recorder, train_in
 ):
@@ -392,12 +352,13 @@ def test_statistics_of_environments_are_aggregated_by_their_aggregation_method(
     assert second["Game/Sum"] < 2 * n
 
 
-@pytest.mark.parametrize("kind", [Twin, TwoTeams])
+@pytest.mark.parametrize("toy", [Pair(Told(), Told()), Duel()], ids=["behaviors", "teams"])
 def test_each_behavior_counts_every_statistic_of_the_environment_once(
-    kind, configured, recorder, train_in
+    toy, configured, recorder, train_in
 ):
-    toy = kind(n_agents=4)
-    train_in(toy, configured("Toy", "Second"), sinks=[recorder])
+    numbers = itertools.count(1)
+    toy.stats = lambda: [("Game/Latest", float(next(numbers)), 1), ("Game/Sum", 1.0, 2)]
+    train_in(toy, configured("One", "Two", "Duel"), sinks=[recorder])
     firsts = {}
     for behavior, _, values in recorder.rows:
         firsts.setdefault(behavior, values)

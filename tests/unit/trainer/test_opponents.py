@@ -28,18 +28,11 @@ TEAM = "Duel?team=1"
 
 def player(name="A", **settings):
     """A stand-in for a learner with self-play, and with a policy of one weight."""
-    settings = SelfPlaySettings(**settings)
-    policy = torch.nn.Linear(1, 1, bias=False)
-    policy.weight.data.zero_()
-    return SimpleNamespace(
-        name=name,
-        policy=policy,
-        snapshot_pool=SnapshotPool(lambda: policy, settings, seed=1, device=CPU),
-        step=0,
-        learns=True,
-        finished=False,
-        settings=SimpleNamespace(self_play=settings, max_steps=10**6),
-    )
+    past, policy = made(**settings)
+    settings = SimpleNamespace(self_play=past.settings, max_steps=10**6)
+    player = SimpleNamespace(name=name, policy=policy, snapshot_pool=past, settings=settings)
+    player.step, player.learns, player.finished = 0, True, False
+    return player
 
 
 def joined(*names, learners=None, **settings):

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -108,24 +109,11 @@ def test_update_statistics_are_means_over_the_processes(loop, recorder, ranks, m
     assert 7.0 in [values.get("Losses/Policy Loss") for _, _, values in recorder.rows]
 
 
-class Others:
-    """Replaces the processes that the first process has started."""
-
-    def __init__(self):
-        self.asked = []
-
-    def forward_stop(self, signal_number):
-        self.asked.append(signal_number)
-
-    def ended(self):
-        return {}
-
-
 @pytest.mark.parametrize("asked_by", ["its own signal", "the first process"])
 def test_all_processes_stop_with_the_same_signal_if_one_process_is_asked_to_stop(
     asked_by, loop, ranks
 ):
-    ranks.others = Others()
+    ranks.others = Mock(**{"ended.return_value": {}})
     training = loop(max_steps=100_000)
     request = StopRequest(15 if asked_by == "its own signal" else None)
     if not request():
@@ -133,7 +121,7 @@ def test_all_processes_stop_with_the_same_signal_if_one_process_is_asked_to_stop
     with training.workers, pytest.raises(Interrupted) as stopped:
         training.run(request)
     assert stopped.value.exit_code == 143
-    assert set(ranks.others.asked) == {15}
+    assert {tuple(call.args) for call in ranks.others.forward_stop.call_args_list} == {(15,)}
     assert training.learners["Toy"].step < 100
 
 
