@@ -213,36 +213,10 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_learner_saves_acting_weights_and_update_state_and_observes_rows_until_max_steps(
-    make_learner,
-):
-    learner = make_learner(SPEC, threaded=True)
-    observed = []
-    learner.updates = SimpleNamespace(
-        weights=lambda: "weights that act",
-        state_dict=lambda: "both weights",
-        observe=observed.append,
-    )
-    assert learner.weights_dict()["algorithm"] == "weights that act"
-    assert learner.state_dict()["algorithm"] == "both weights"
-    closed = SimpleNamespace(obs=["seen"], n_rows=3)
-    learner._count(closed)
-    learner.sync = SimpleNamespace(steps=5)
-    learner._count(closed)  # counted by `sync` until the next synchronisation
-    learner.sync, learner.step = None, learner.settings.max_steps
-    learner._count(closed)
-    assert observed == [["seen"]] * 2
-    assert (learner.step, learner.settings.max_steps) == (503, 500)
-
-
 def test_method_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
-    learner.pending_stats = Statistics()
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
-    take_turn(learner, [steps_of(range(2), [1], reward=2.0), steps_of(range(3))])
-    assert learner.statistics.period() == {}
-    pending = learner.pending_stats.period()
-    assert (pending[names.REWARD], names.ENTROPY in pending) == (2.0, True)
+    take_turn(learner, [steps_of(range(2), [1]), steps_of(range(3))])
     games, dropped = learner.snapshot_pool.games, []
     for worker in (0, 1):
         games.record(("Toy", worker), decision_steps([], [worker], group_id=1))
