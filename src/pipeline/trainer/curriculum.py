@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings.trainer.schema import (
-    CompletionCriteria,
-    ConstantSampler,
-    EnvironmentParameter,
-    GaussianSampler,
-    Lesson,
-    MultiRangeUniformSampler,
-    SamplerSettings,
-    UniformSampler,
-)
+from pipeline.settings.trainer import schema
 from pipeline.tracking import names
 from pipeline.trainer.environment import send_parameters
 from pipeline.trainer.learner import Learner
@@ -52,7 +43,7 @@ class Curriculum:
     """
 
     def __init__(
-        self, parameters: Mapping[str, EnvironmentParameter], *, starting_lesson: int = 0
+        self, parameters: Mapping[str, schema.EnvironmentParameter], *, starting_lesson: int = 0
     ) -> None:
         self._curricula = {name: parameter.curriculum for name, parameter in parameters.items()}
         self._numbers = {name: self._clamped(name, starting_lesson) for name in self._curricula}
@@ -72,11 +63,11 @@ class Curriculum:
         """Whether every parameter is in its last lesson."""
         return not self._curricula or all(self._criteria(name) is None for name in self._curricula)
 
-    def lesson(self, parameter: str) -> Lesson:
+    def lesson(self, parameter: str) -> schema.Lesson:
         """The present lesson of a parameter."""
         return self._curricula[parameter][self._numbers[parameter]]
 
-    def values(self) -> dict[str, SamplerSettings]:
+    def values(self) -> dict[str, schema.SamplerSettings]:
         """Return the value of each parameter in its present lesson."""
         return {name: self.lesson(name).value for name in self._curricula}
 
@@ -165,13 +156,13 @@ class Curriculum:
         smoothed = state.get("smoothed", {})
         self._smoothed = {name: float(smoothed[name]) for name in self._numbers if name in smoothed}
 
-    def _criteria(self, name: str) -> CompletionCriteria | None:
+    def _criteria(self, name: str) -> schema.CompletionCriteria | None:
         """Return the criteria that end a parameter's present lesson; None for its last lesson."""
         if self._numbers[name] >= len(self._curricula[name]) - 1:
             return None
         return self.lesson(name).completion_criteria
 
-    def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
+    def _is_met(self, name: str, criteria: schema.CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
         # As in ML-Agents, even `progress` and `elo` need `min_lesson_length` episodes.
         if len(returns) < criteria.min_lesson_length:
@@ -210,7 +201,7 @@ class Lessons:
     def __init__(
         self,
         workers: WorkerSet,
-        parameters: Mapping[str, EnvironmentParameter],
+        parameters: Mapping[str, schema.EnvironmentParameter],
         *,
         starting_lesson: int = 0,
     ) -> None:
@@ -338,7 +329,7 @@ class Lessons:
                 )
 
 
-def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
+def _buffers(curricula: Iterable[tuple[schema.Lesson, ...]]) -> dict[str, deque[float]]:
     """Return an empty buffer of returns for each behavior, as long as its longest lesson needs."""
     sizes: dict[str, int] = {}
     for lessons in curricula:
@@ -351,15 +342,15 @@ def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]
     return {behavior: deque(maxlen=size) for behavior, size in sizes.items()}
 
 
-def in_words(value: SamplerSettings) -> str:
+def in_words(value: schema.SamplerSettings) -> str:
     """Return a parameter's value as a text in the form of ML-Agents' log lines."""
     match value:
-        case ConstantSampler():
+        case schema.ConstantSampler():
             return f"Float: value={value.value}"
-        case UniformSampler():
+        case schema.UniformSampler():
             return f"Uniform sampler: min={value.min_value}, max={value.max_value}"
-        case GaussianSampler():
+        case schema.GaussianSampler():
             return f"Gaussian sampler: mean={value.mean}, stddev={value.st_dev}"
-        case MultiRangeUniformSampler():
+        case schema.MultiRangeUniformSampler():
             return f"MultiRangeUniform sampler: intervals={list(value.intervals)}"
     return str(value)

@@ -8,27 +8,14 @@ from pathlib import Path
 
 from pipeline import seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
+from pipeline.envs import side_channels
 from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import SimulatorSource, refuse_other_object
 from pipeline.envs.launch import find_executable
-from pipeline.envs.side_channels import (
-    EngineConfigurationChannel,
-    EnvironmentParametersChannel,
-    SideChannel,
-    StateChannel,
-    StatsSideChannel,
-)
 from pipeline.envs.sources.executables import runs_headless
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.settings.trainer.schema import (
-    ConstantSampler,
-    GaussianSampler,
-    MultiRangeUniformSampler,
-    RunSettings,
-    SamplerSettings,
-    UniformSampler,
-)
+from pipeline.settings.trainer import schema
 from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 
 
@@ -36,7 +23,7 @@ from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sa
 class JobSpec:
     """The arguments of `trainer.api.train` that every process of a run needs."""
 
-    settings: RunSettings
+    settings: schema.RunSettings
     seed: int
     run_dir: Path
     env: object = None
@@ -90,8 +77,8 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
         return WorkerSet(envs)
 
     # This function is called once for each worker, because workers cannot share channels.
-    def channels() -> list[SideChannel]:
-        configuration = EngineConfigurationChannel()
+    def channels() -> list[side_channels.SideChannel]:
+        configuration = side_channels.EngineConfigurationChannel()
         configuration.set_configuration_parameters(
             width=engine.width,
             height=engine.height,
@@ -100,8 +87,8 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
             target_frame_rate=engine.target_frame_rate,
             capture_frame_rate=engine.capture_frame_rate,
         )
-        stats = StatsSideChannel()
-        return [EnvironmentParametersChannel(), configuration, stats, StateChannel()]
+        stats, state = side_channels.StatsSideChannel(), side_channels.StateChannel()
+        return [side_channels.EnvironmentParametersChannel(), configuration, stats, state]
 
     if environment is None:
         return attach_workers(
@@ -143,7 +130,9 @@ def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
         return False
 
 
-def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings]) -> set[str]:
+def send_parameters(
+    workers: WorkerSet, parameters: Mapping[str, schema.SamplerSettings]
+) -> set[str]:
     """Send parameters to all workers with their next step or reset; return the names not sent.
 
     Raises:
@@ -163,18 +152,18 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
     return unsent
 
 
-def for_environment(value: SamplerSettings) -> float | Sampler:
+def for_environment(value: schema.SamplerSettings) -> float | Sampler:
     """Return a constant value as a number, or a sampler in the form of the side channel."""
     match value:
-        case ConstantSampler():
+        case schema.ConstantSampler():
             return value.value
-        case UniformSampler():
+        case schema.UniformSampler():
             ends = (value.min_value, value.max_value)
             return Sampler(kind=UNIFORM, values=ends, seed=value.seed)
-        case GaussianSampler():
+        case schema.GaussianSampler():
             shape = (value.mean, value.st_dev)
             return Sampler(kind=GAUSSIAN, values=shape, seed=value.seed)
-        case MultiRangeUniformSampler():
+        case schema.MultiRangeUniformSampler():
             # The message has the bounds of all intervals in one list.
             flat = tuple(end for interval in value.intervals for end in interval)
             return Sampler(kind=MULTI_RANGE, values=flat, seed=value.seed)

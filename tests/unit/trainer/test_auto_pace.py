@@ -27,7 +27,7 @@ RUNS = {
     "xqc": (Chase, {"trainer_type": "xqc"}),
     "xqc, choices, from the first row on": (
         Forbidden,
-        {"trainer_type": "xqc", "time_horizon": 1, "buffer_init_steps": 0},
+        {"trainer_type": "xqc", "time_horizon": 1, "hyperparameters": {"buffer_init_steps": 0}},
     ),
 }
 
@@ -53,11 +53,9 @@ def fixed(monkeypatch):
 @pytest.fixture
 def run(quick, in_process, tmp_path):
     def train(toy, changes, name, pace, *, folder=None, **options):
-        hyperparameters = REPLAY | {"steps_per_update": pace}
-        if "buffer_init_steps" in changes:
-            hyperparameters["buffer_init_steps"] = changes["buffer_init_steps"]
-        more = {key: value for key, value in changes.items() if key != "buffer_init_steps"}
-        settings = quick(hyperparameters=hyperparameters, **{"max_steps": 200, **more})
+        own = changes.get("hyperparameters", {})
+        hyperparameters = {"hyperparameters": REPLAY | {"steps_per_update": pace} | own}
+        settings = quick(**{"max_steps": 200} | changes | hyperparameters)
         result = trainer.train(
             in_process(toy(seed=3, n_agents=2)),
             settings,

@@ -34,40 +34,14 @@ def two_devices(monkeypatch):
     monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU, SECOND])
 
 
-@pytest.fixture
-def slow(monkeypatch):
-    """Makes acting slow on one device.
-
-    The device is taken from `generator_for`, because torch calls the device of tensors on `cpu:0`
-    only `cpu`.
-    """
-
-    def choose(slower):
-        measured = []
-        stream_for, act = device_choice.generator_for, Policy.act
-
-        def noted(seed, device, *names):
-            measured.append(device)
-            return stream_for(seed, device, *names)
-
-        def slowly(*arguments):
-            if measured[-1] == slower:
-                time.sleep(0.1)
-            return act(*arguments)
-
-        monkeypatch.setattr(device_choice, "generator_for", noted)
-        monkeypatch.setattr(Policy, "act", slowly)
-
-    return choose
-
-
 def settings_of(**changes):
     return load_run_settings(None, overrides={"behaviors": {"Toy": changes}}).behaviors["Toy"]
 
 
 @pytest.mark.parametrize(("slower", "wanted"), [(CPU, SECOND), (SECOND, CPU)])
-def test_faster_device_is_chosen_and_logged(slower, wanted, two_devices, slow, caplog):
-    slow(slower)
+def test_faster_device_is_chosen_and_logged(slower, wanted, two_devices, monkeypatch, caplog):
+    seconds = lambda *arguments, **_: 2.0 if arguments[-1] == slower else 1.0  # noqa: E731
+    monkeypatch.setattr(device_choice, "step_seconds", seconds)
     caplog.set_level(logging.INFO)
     device = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
     assert device == wanted
@@ -108,6 +82,13 @@ def test_device_measurement_does_not_use_the_global_random_stream(trainer_type, 
     before = torch.random.get_rng_state()
     assert step_seconds(Corridor.spec, settings, CPU, n_agents=2) > 0
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_measured_time_of_a_step_is_the_time_of_an_agent_to_act(monkeypatch):
+    act = Policy.act
+    monkeypatch.setattr(Policy, "act", lambda *given: (time.sleep(0.02), act(*given))[1])
+    measured = step_seconds(Chase.spec, settings_of(trainer_type="ppo"), CPU, n_agents=2)
+    assert measured > 0.02 / 2
 
 
 def test_minibatches_per_step_are_computed_from_the_hyperparameters_of_ppo_and_sac():

@@ -149,8 +149,7 @@ def test_process_of_rank_1_sends_its_resume_point_to_the_first_process(
         points.note_start([learner])
         points.begin([learner], {})
         sent = []
-        group = SimpleNamespace(gather_object=lambda part: (sent.append(part), [])[1])
-        points.merge([points.local_state()] * 2, group)
+        points.merge([points.local_state()] * 2, lambda part: (sent.append(part), [])[1])
         assert points.is_kept
     (((states), environments),) = sent
     assert states["Toy"]["held"] == 7
@@ -293,11 +292,11 @@ def test_resume_point_of_several_processes_is_written_once_when_all_processes_ar
     points = JointResumePoints(keeper, workers, 0.0)
     points.is_exact = points.gives_states = True
     other = ({"A": {"held": 3}, "B": {"held": 4}}, ["theirs"])
-    group = SimpleNamespace(gather_object=lambda part: [part, other])
 
     def meet(progress=None):
         note = points.local_state()
-        points.merge([note, note | {"progress": progress or note["progress"]}], group)
+        notes = [note, note | {"progress": progress or note["progress"]}]
+        points.merge(notes, lambda part: [part, other])
         return points.is_due
 
     for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):

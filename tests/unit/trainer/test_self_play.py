@@ -3,7 +3,6 @@
 import json
 import logging
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,24 +25,19 @@ SELF_PLAY = {"save_steps": 100, "team_change": 160, "swap_steps": 50, "window": 
 MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 8}}
 
 
-class Watched(SelfPlay):
-    """Records each team change, with the steps of all learners at that time."""
-
-    turns: ClassVar[list] = []
-
-    def advance(self):
-        changed = super().advance()
-        if changed:
-            steps = {player.name: player.step for player in self._learners()}
-            type(self).turns.append((self.learning, steps))
-        return changed
-
-
 @pytest.fixture
 def turns(monkeypatch):
-    monkeypatch.setattr("pipeline.trainer.loop.SelfPlay", Watched)
-    Watched.turns = []
-    return Watched.turns
+    """Record each team change, with the steps of all learners at that time."""
+    changes, advance = [], SelfPlay.advance
+
+    def watched(self_play):
+        if changed := advance(self_play):
+            steps = {learner.name: learner.step for learner in self_play._learners()}
+            changes.append((self_play.learning, steps))
+        return changed
+
+    monkeypatch.setattr(SelfPlay, "advance", watched)
+    return changes
 
 
 @pytest.fixture

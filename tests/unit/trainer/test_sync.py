@@ -288,9 +288,9 @@ def test_synchronisation_matches_behaviors_by_name_in_a_fixed_order():
     meeting._members = {name: member(name) for name in ("B", "A", "only here")}
     meeting._members["only here"].is_due = lambda _: False
     learners = {name: SimpleNamespace(seconds={}) for name in ("B", "A")}
-    meeting.sync_if_due(learners, {"B": 0, "A": 0, "only here": 0}.get)
+    meeting.sync_if_due(learners, {"B": 0, "A": 0, "only here": 0})
     assert (calls, agreed()) == ([], False), "no synchronisation is due yet"
-    meeting.sync_if_due(learners, {"B": 0, "A": 100, "only here": 0}.get)
+    meeting.sync_if_due(learners, {"B": 0, "A": 100, "only here": 0})
     assert calls == [
         0,
         ("A", ["A here", "A there"]),

@@ -18,12 +18,7 @@ from pipeline.core.specs import BehaviorSpec, spec_to_mapping
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
 from pipeline.settings import RunSettings, TrainerSettings, to_mapping
 from pipeline.settings.reader import suggestion
-from pipeline.trainer.checkpoints.archive import (
-    leaves,
-    refusal_of_bytes,
-    refusal_of_entries,
-    refusal_of_values,
-)
+from pipeline.trainer.checkpoints import archive
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +95,7 @@ def digest(value: Any) -> str:
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the key path of each tensor in the learner or its experience that is not finite."""
     for part in ("learner", "experience"):
-        for place, value in leaves(state.get(part), part):
+        for place, value in archive.leaves(state.get(part), part):
             if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
                 yield place
 
@@ -141,7 +136,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
         )
     # The digest is checked first, so that the error for a damaged file does not say that another
     # program wrote the file.
-    if (refusal := refusal_of_entries(state)) is not None:
+    if (refusal := archive.refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
         raise CheckpointError(
@@ -162,7 +157,7 @@ def _plain_values(path: Path, device: str) -> Any:
         ) from error
     # The bytes are checked before torch reads them, because even with `weights_only` torch
     # allocates as much memory as a hostile file asks for.
-    if (refusal := refusal_of_bytes(content)) is not None:
+    if (refusal := archive.refusal_of_bytes(content)) is not None:
         raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
         state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
@@ -173,7 +168,7 @@ def _plain_values(path: Path, device: str) -> Any:
             f"{path}: this is not a checkpoint of this program: it has more than weights and "
             f"plain values ({type(error).__name__})"
         ) from error
-    if (refusal := refusal_of_values(state, len(content))) is not None:
+    if (refusal := archive.refusal_of_values(state, len(content))) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     return state
 

@@ -134,7 +134,7 @@ def _in_words(value: Any) -> str:
     return "none" if value is None else "set" if isinstance(value, dict) else str(value)[:80]
 
 
-def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
+def load_initial_weights(learner: Learner, path: Path, *, whole: bool) -> None:
     """Initialize a learner's weights from a checkpoint, and log the tensors that do not fit.
 
     Raises:
@@ -142,7 +142,7 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
             does not fit.
     """
     # Only shapes are compared, so after a change of sensors the weights that still fit are loaded.
-    state = load_checkpoint(path, device=device)
+    state = load_checkpoint(path, device=str(learner.algorithm.device))
     _compare_sensors(path, learner, state, refuse=False)
     try:
         algorithm = state["learner"]["algorithm"]
@@ -302,27 +302,23 @@ def load_policy(path: Path) -> SavedPolicy:
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)
-        step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]
-        recorded_obs = [values.numpy() for values in recorded["obs"]]
         allowed = recorded["allowed"]
-        recorded_masks = None if allowed is None else allowed.float().numpy()
-        interrupted = [int(step) for step in state.get("run", {}).get("interrupted", ())]
+        saved = SavedPolicy(
+            behavior=name,
+            spec=spec,
+            settings=settings,
+            policy=policy.eval(),
+            step=int(state["learner"]["step"]),
+            recorded_obs=[values.numpy() for values in recorded["obs"]],
+            recorded_masks=None if allowed is None else allowed.float().numpy(),
+            interrupted=[int(step) for step in state.get("run", {}).get("interrupted", ())],
+        )
     except (SettingsError, *MISFITS) as error:
         raise CheckpointError(
             f"{path}: this checkpoint has no complete policy: {reason_of(error)}"
         ) from error
-    policy.eval()
-    return SavedPolicy(
-        behavior=name,
-        spec=spec,
-        settings=settings,
-        policy=policy,
-        step=step,
-        recorded_obs=recorded_obs,
-        recorded_masks=recorded_masks,
-        interrupted=interrupted,
-    )
+    return saved
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:

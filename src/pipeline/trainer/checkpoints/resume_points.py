@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.errors import PipelineError, one_line
 from pipeline.trainer.checkpoints.file import mapped, to_saved
 from pipeline.trainer.checkpoints.manager import CheckpointManager
-from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -214,10 +213,11 @@ class JointResumePoints(ResumePoints):
             "interrupted": self.interrupted,
         }
 
-    def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
+    def merge(self, notes: Sequence[Mapping[str, Any]], gather: Callable[[Any], list[Any]]) -> None:
         """Write the resume point when all parts are ready; begin one if rank 0 requests it.
 
-        `notes` are the values of `local_state` in all processes, by rank.
+        `notes` are the values of `local_state` in all processes, by rank; `gather` returns each
+        process's argument in the first process, and [] in all others.
         """
         self.is_exact = all(note["gives states"] for note in notes)
         self.interrupted = sorted({step for note in notes for step in note["interrupted"]})
@@ -226,7 +226,7 @@ class JointResumePoints(ResumePoints):
         if _WAITS not in progress:
             # If one part is lost, the parts of the other processes cannot be used.
             if progress == {_READY}:
-                self._hand_over(group)
+                self._hand_over(gather)
             # All processes begin their next parts here, so that all parts describe the same step.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
@@ -264,9 +264,9 @@ class JointResumePoints(ResumePoints):
         else:
             self._local_part, self._progress = (states, workers), _READY
 
-    def _hand_over(self, group: DistributedGroup) -> None:
+    def _hand_over(self, gather: Callable[[Any], list[Any]]) -> None:
         """Gather the parts of all processes in the first process, which writes the resume point."""
-        parts = [part for part in group.gather_object(self._local_part) if part is not None]
+        parts = [part for part in gather(self._local_part) if part is not None]
         if parts:  # only the first process gets the parts
             (states, workers), *other_parts = parts
             for name, state in states.items():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -245,14 +245,12 @@ class Synchronizer:
         """This process's request to stop, which the other processes may not know yet."""
         return StopRequest(self._agreed.signal_number or self._stop_signal() or None)
 
-    def sync_if_due(
-        self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
-    ) -> None:
+    def sync_if_due(self, learners: Mapping[str, Learner], next_summary: Mapping[str, int]) -> None:
         """Synchronise if a learner of this process needs it, or the process was asked to stop."""
         if self.group is None:
             return
         stop = self._stop_signal()
-        if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
+        if stop or any(sync.is_due(next_summary[name]) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
             # All learners wait together, so only one of them counts the time.
@@ -289,7 +287,8 @@ class Synchronizer:
             if None not in parts:
                 self._members[name].apply(parts)
         if self._resume_points is not None:
-            self._resume_points.merge([note["resume point"] for note in notes], group)
+            parts = [note["resume point"] for note in notes]
+            self._resume_points.merge(parts, group.gather_object)
 
     def _forward_stop(self) -> None:
         stop = self._stop_signal() or self._agreed.signal_number
