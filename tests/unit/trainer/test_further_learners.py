@@ -30,12 +30,7 @@ from pipeline.envs.side_channels import (
     StateChannel,
     StatsSideChannel,
 )
-from pipeline.errors import (
-    Interrupted,
-    LearnerLostError,
-    PipelineError,
-    SettingsError,
-)
+from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import api, environment, worker
 from pipeline.trainer.api import refuse_single_process_only, without_threaded

@@ -18,9 +18,7 @@ from pipeline.errors import UnityObservationException
 from pipeline.tracking import names
 from pipeline.trainer.api import train
 from pipeline.trainer.batching import sample_rows
-from pipeline.trainer.checkpoints.file import (
-    digest,
-)
+from pipeline.trainer.checkpoints.file import digest
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import EXTRINSIC, Statistics
 

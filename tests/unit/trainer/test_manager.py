@@ -17,11 +17,7 @@ from pipeline.trainer import loop as loop_module
 from pipeline.trainer.checkpoints import manager as manager_module
 from pipeline.trainer.checkpoints import replay_files
 from pipeline.trainer.checkpoints.manager import CheckpointManager, numbered
-from pipeline.trainer.checkpoints.replay_files import (
-    delete_older_replays,
-    load_replay,
-    save_replay,
-)
+from pipeline.trainer.checkpoints.replay_files import delete_older_replays, load_replay, save_replay
 from pipeline.trainer.checkpoints.status import StatusFile
 from pipeline.trainer.stopping import StopRequest
 

@@ -19,11 +19,7 @@ from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
-from pipeline.trainer.checkpoints.file import (
-    load_checkpoint,
-    mapped,
-    save_checkpoint,
-)
+from pipeline.trainer.checkpoints.file import load_checkpoint, mapped, save_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import latest_run, load_policy, resumes_exactly
 from pipeline.trainer.checkpoints.resume_points import JointResumePoints

@@ -12,9 +12,7 @@ import torch
 from remembering import Cue
 from toys import Both, Chase, Corridor, Crowd, Quadrant, Wish
 
-from pipeline.core.specs import (
-    ObservationSpec,
-)
+from pipeline.core.specs import ObservationSpec
 from pipeline.errors import CheckpointError, Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import record
