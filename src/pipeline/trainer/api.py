@@ -185,11 +185,8 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
 def run_as_learner(env: object = None) -> TrainResult:
     """Train in a process of rank 1 or above, with the job that the first process sends.
 
-    `env` are environments in this process; None for the executable in the job.
-
-    Raises:
-        PipelineError: This process or another process has failed.
-        Interrupted: All processes were asked to stop.
+    `env` are environments in this process; None for the executable in the job. PipelineError if a
+    process has failed; Interrupted if all processes were asked to stop.
     """
     with joined() as group:
         job = broadcast_job(group, None)
@@ -258,10 +255,7 @@ def _gc_frozen() -> Iterator[None]:
 def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> Path | None:
     """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
 
-    Returns the folder's new path, or None.
-
-    Raises:
-        SettingsError: The folder has an earlier run and is not renamed, or both options are set.
+    Returns the folder's new path, or None; SettingsError if it is refused or cannot be renamed.
     """
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")

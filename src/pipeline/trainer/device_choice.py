@@ -41,10 +41,8 @@ def fastest_device(
 ) -> torch.device:
     """Return the device with the shortest time per agent step, acting and learning together.
 
-    `kept`, the choice before the run was resumed, is returned without measuring.
-
-    Raises:
-        SettingsError: This machine does not have the device `kept`.
+    `kept`, the choice before the run was resumed, is returned without measuring; SettingsError
+    if this machine does not have it.
     """
     if kept is not None:
         return usable_device(kept)

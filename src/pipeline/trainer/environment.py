@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline import seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
@@ -57,11 +58,8 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
 
     An executable that fails is started again, as often as `env_settings` allows; for a player that
     was started elsewhere, the run waits until it connects again. The seed of each worker derives
-    from its number, which counts the workers of all processes of `group`.
-
-    Raises:
-        SettingsError: A Python object in `job.env` lacks a member of the low-level API.
-        UnityException: An environment could not be started.
+    from its number, which counts the workers of all processes of `group`. SettingsError if a
+    Python object lacks a member of the low-level API.
     """
     environment, settings = job.env, job.settings
     engine, env = settings.engine_settings, settings.env_settings
@@ -90,33 +88,28 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
         stats, state = side_channels.StatsSideChannel(), side_channels.StateChannel()
         return [side_channels.EnvironmentParametersChannel(), configuration, stats, state]
 
+    options: dict[str, Any] = {
+        "seed": seed,
+        "base_port": job.base_port,
+        "side_channels": channels,
+        "timeout_wait": env.timeout_wait,
+        "num_areas": env.num_areas,
+        "restarts": env,
+    }
     if environment is None:
-        return attach_workers(
-            job.num_envs,
-            seed=seed,
-            base_port=job.base_port,
-            side_channels=channels,
-            timeout_wait=env.timeout_wait,
-            num_areas=env.num_areas,
-            restarts=env,
-        )
+        return attach_workers(job.num_envs, **options)
     return launch_workers(
         environment,
         job.num_envs,
-        seed=seed,
-        base_port=job.base_port,
         # `first` is the number of this process's first worker, counted over the workers of all
         # processes; `n_all` is the number of all workers.
         first=group.rank * job.num_envs,
         n_all=group.size * job.num_envs,
         additional_args=job.env_args,
-        side_channels=channels,
         log_folder=None if job.log_folder is None else str(job.log_folder.resolve()),
         no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
         no_graphics_monitor=engine.no_graphics_monitor,
-        timeout_wait=env.timeout_wait,
-        num_areas=env.num_areas,
-        restarts=env,
+        **options,
     )
 
 
@@ -133,11 +126,7 @@ def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
 def send_parameters(
     workers: WorkerSet, parameters: Mapping[str, schema.SamplerSettings]
 ) -> set[str]:
-    """Send parameters to all workers with their next step or reset; return the names not sent.
-
-    Raises:
-        SettingsError: A name cannot be sent to any environment.
-    """
+    """Send parameters to all workers with their next step or reset; return the names not sent."""
     unsent = set()
     for name, value in parameters.items():
         try:

@@ -403,11 +403,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned.
-
-        Raises:
-            ValueError: The recorded observations have other shapes than the behavior's.
-        """
+        """Restore a state of `state_dict`; ValueError if the recorded observations do not fit."""
         shapes = [(*obs.shape,) for obs in self.spec.observation_specs]
         if [(*obs.shape[1:],) for obs in state["recorded"]["obs"]] != shapes:
             raise ValueError(f"the recorded observations do not have the shapes {shapes}")

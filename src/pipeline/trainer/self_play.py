@@ -25,10 +25,8 @@ class SelfPlay:
     """Decides which team learns, draws its opponents, and rates the games.
 
     The training loop calls `join` when a behavior appears, `on_step` with each step of the
-    behavior, and `advance` between two steps.
-
-    Attributes:
-        learning: id of the learning team; None before a team has joined.
+    behavior, and `advance` between two steps. `learning` is the id of the learning team; None
+    before a team has joined.
     """
 
     def __init__(self) -> None:

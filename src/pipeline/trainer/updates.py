@@ -39,8 +39,7 @@ a step of the loop."""
 def steps_per_row(algorithm: Algorithm) -> float | None:
     """Return how many steps of the loop an update in a thread may take for each rollout row.
 
-    None means that updates run between the loop's steps, because gradient steps are short, or
-    because an algorithm with a replay makes only a few gradient steps at a time.
+    None for updates between the loop's steps: of short gradient steps, or a few with a replay.
     """
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())

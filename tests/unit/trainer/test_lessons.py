@@ -198,28 +198,12 @@ def test_parameter_that_cannot_be_sent_to_the_environment_causes_one_warning(
     ]
 
 
-def test_new_training_loop_continues_the_lessons_from_the_saved_state(
-    configured, in_process, make_loop, tmp_path
-):
-    """The state of the curriculum is enough to resume its lessons."""
-    reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 400}
-    settings = configured(pay=[2.0, SHORT, 3.0, reward, 4.0])
-    loops, toys = [], []
-    for label in ("one", "two"):
-        toys.append(Told(n_agents=4))
-        with WorkerSet([in_process(toys[-1])]) as workers:
-            loop = make_loop(workers, settings, run_dir=tmp_path / label)
-            if loops:
-                loop.lessons.restore({"lessons": loops[0].lessons.state_dict()}, exact=False)
-            loop.run(StopRequest())
-        loops.append(loop)
-    # The first run has seen some of the 400 episodes that the second lesson needs.
-    assert 0 < len(loops[0].lessons.curriculum.state_dict()["returns"]["Toy"]) < 400
-    assert told(toys[1])[:2] == [(0, "pay", 3.0), (0, "reset")]
-    assert told(toys[1])[2][1:] == ("pay", 4.0)
-    # No returns are kept after the last lesson.
-    assert loops[1].lessons.curriculum.is_over
-    assert loops[1].learners["Toy"].statistics.take_ended() == []
+def test_no_returns_are_kept_after_the_last_lesson(configured, in_process, make_loop):
+    with WorkerSet([in_process(Told(n_agents=4))]) as workers:
+        loop = make_loop(workers, configured(pay=[2.0, SHORT, 3.0]))
+        loop.run(StopRequest())
+    assert loop.lessons.curriculum.is_over
+    assert loop.learners["Toy"].statistics.take_ended() == []
 
 
 def lessons(settings, workers):

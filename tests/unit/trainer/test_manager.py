@@ -25,7 +25,7 @@ from pipeline.trainer.stopping import StopRequest
 class Behavior:
     """Replaces a learner."""
 
-    spec = replay_to_keep = None
+    spec = replay_to_keep = sync = None
 
     def __init__(self, name, *, keep, rating=None) -> None:
         self.name, self.step = name, 10

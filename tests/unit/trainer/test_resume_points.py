@@ -195,18 +195,6 @@ def test_unsaved_replay_makes_a_resume_inexact_and_is_logged(run, quick, tmp_pat
     assert len(run(Corridor, **sac).interrupted) == 1
 
 
-def test_run_resumes_from_the_newest_step_at_which_all_behaviors_were_saved(quick, tmp_path):
-    by_behavior = {"A": (2, 1), "B": (2, 1), "C": (1,)}
-    for name, moments in by_behavior.items():
-        for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
-            state = {"behavior": name, "run": {"steps": {"A": number}}, "learner": {}}
-            save_checkpoint(tmp_path / name / file, state)
-    saved = CheckpointManager(tmp_path, quick("A", "B", "C")).saved()
-    assert {name: state["run"]["steps"]["A"] for name, state in saved.items()} == dict.fromkeys(
-        by_behavior, 1
-    )
-
-
 def attempted(run_dir, settings, *, exact, learners=1):
     """Return whether a stage's attempt would continue the run."""
     attempt = SimpleNamespace(run=run_dir, resumed=True)
@@ -277,14 +265,13 @@ def test_resume_point_of_several_processes_is_written_once_when_all_processes_ar
     calls, written = [], []
     keeper = SimpleNamespace(
         has_numbered=lambda _: False,
-        snapshot=lambda *_, **__: calls.append("snapshot") or {"A": {}, "B": {}},
+        snapshot=lambda *_, **__: calls.append("snapshot") or {"A": {"held": 1}, "B": {"held": 2}},
         write=lambda states, workers: written.append((states, workers)),
     )
     workers = SimpleNamespace(
         request_states=lambda: calls.append("request"), is_split=True, state_dict=lambda: ["ours"]
     )
-    held = {"A": 1, "B": 2}
-    learners = [SimpleNamespace(name=x, sync=SimpleNamespace(held=n)) for x, n in held.items()]
+    learners = [SimpleNamespace(name=name) for name in "AB"]
     points = JointResumePoints(keeper, workers, 0.0)
     points.is_exact = points.gives_states = True
     other = ({"A": {"held": 3}, "B": {"held": 4}}, ["theirs"])
@@ -312,7 +299,7 @@ def test_resume_point_of_several_processes_is_written_once_when_all_processes_ar
         assert len(written) == n_written
     for states, environments in written:
         assert environments == ["ours"]
-        assert {name: state["held"] for name, state in states.items()} == held
+        assert {name: state["held"] for name, state in states.items()} == {"A": 1, "B": 2}
         assert {name: state["ranks"] for name, state in states.items()} == {
             name: [{"held": n, "environments": ["theirs"]}] for name, n in (("A", 3), ("B", 4))
         }

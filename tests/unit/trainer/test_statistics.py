@@ -25,14 +25,6 @@ def test_method_period_returns_means_and_begins_a_new_period():
     assert numbers.period() == {}
 
 
-def test_episode_length_is_the_number_of_decisions_minus_one():
-    numbers = Statistics()
-    numbers.add_episodes([3.0, 5.0], [10, 20])
-    values = numbers.period()
-    assert values[names.EPISODE_LENGTH] == 14.0
-    assert values[names.REWARD] == 4.0
-
-
 def test_reward_spread_is_the_population_standard_deviation_of_the_period():
     numbers = Statistics()
     returns = [1.0, 4.0, 4.5, -2.0]

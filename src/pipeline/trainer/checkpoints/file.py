@@ -111,8 +111,7 @@ def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
 def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     """Read a checkpoint that `save_checkpoint` wrote, with tensors on `device`.
 
-    Raises:
-        CheckpointError: The file is missing, damaged or changed, or has another format.
+    CheckpointError if the file is missing, damaged or changed, or has another format.
     """
     state = _plain_values(path, device)
     written_as = state.pop("format", None) if isinstance(state, dict) else None
@@ -290,9 +289,7 @@ def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
 def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) -> Path | None:
     """Return the checkpoint with a behavior's initial weights, or None if they are drawn at random.
 
-    Raises:
-        SettingsError: `initialize_from` names a run for all behaviors, and that run has no weights
-            of this behavior.
+    SettingsError if `initialize_from` is for all behaviors, and that run lacks this behavior.
     """
     options, default = settings.checkpoint_settings, settings.default_settings
     if name in weights or name in settings.behaviors or options.resume:

@@ -80,11 +80,7 @@ class CheckpointManager:
         """Seconds that the last `snapshot` and the writing of its files took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return the contents of the resume files by behavior, all of the same step if possible.
-
-        Raises:
-            CheckpointError: A resume file cannot be read.
-        """
+        """Return the contents of the resume files by behavior, all of the same step if possible."""
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
             # The newest version comes first; a kill in `_save_together` leaves a previous version.
@@ -198,7 +194,7 @@ class CheckpointManager:
             # The replay is saved first, so that all replay files that the checkpoint names exist.
             save = save_replay if self.is_last else save_new_rows
             state |= save(files.named(self.run_dir, learner.name), learner)
-            states[learner.name] = state
+            states[learner.name] = state | _held(learner, with_open=with_open)
         self.save_s = time.monotonic() - began
         return states
 
@@ -361,7 +357,12 @@ def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
     }
     if learner.replay_to_keep is not None:
         part["replay_rows"] = to_saved(learner.replay_to_keep.state_dict())
-    return part
+    return part | _held(learner, with_open=with_open)
+
+
+def _held(learner: Learner, *, with_open: bool) -> dict[str, int]:
+    # This number decides when a synchronisation is due, and differs between processes.
+    return {"held": learner.sync.held} if with_open and learner.sync is not None else {}
 
 
 def _previous(path: Path) -> Path:

@@ -26,11 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay if `save_replay_buffer` is set; return the entries that name it.
-
-    Raises:
-        CheckpointError: The file cannot be written.
-    """
+    """Write the whole replay if `save_replay_buffer` is set; return the entries that name it."""
     if learner.replay_to_keep is None:
         return {}
     state = learner.replay_to_keep.state_dict()
@@ -43,9 +39,6 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
     """Write the rows that are in no file yet, if `save_replay_buffer` is set.
 
     Returns the checkpoint's entry that names all files of the replay, or an empty map.
-
-    Raises:
-        CheckpointError: The file cannot be written.
     """
     replay = learner.replay_to_keep
     if replay is None:

@@ -45,9 +45,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     """Restore a learner from the state in its resume file; with `exact` also open trajectories.
 
     Returns whether the learner's random streams continue; on another type of device they cannot.
-
-    Raises:
-        CheckpointError: The state is of another behavior or has other networks.
+    CheckpointError if the state is of another behavior or has other networks.
     """
     _compare_sensors(path, learner, state, refuse=True)
     warn_of_other_files(path, state, learner.settings)
@@ -73,12 +71,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
 
 
 def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
-    """Refuse to resume a run with settings that define other networks than its checkpoints have.
-
-    Raises:
-        CheckpointError: A behavior's state does not fit, or its file cannot be read.
-        SettingsError: A setting cannot be used.
-    """
+    """Raise CheckpointError if the settings define other networks than the run's checkpoints."""
     for name, state in CheckpointManager(run_dir, settings).saved().items():
         if name not in settings.behaviors and settings.default_settings is None:
             # The environment may not have this behavior any more, so it needs no settings.
@@ -137,9 +130,7 @@ def _in_words(value: Any) -> str:
 def load_initial_weights(learner: Learner, path: Path, *, whole: bool) -> None:
     """Initialize a learner's weights from a checkpoint, and log the tensors that do not fit.
 
-    Raises:
-        CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
-            does not fit.
+    CheckpointError if no tensor fits, or `whole` is set and a tensor does not fit.
     """
     # Only shapes are compared, so after a change of sensors the weights that still fit are loaded.
     state = load_checkpoint(path, device=str(learner.algorithm.device))
@@ -231,9 +222,6 @@ def resumes_exactly(
 
     `device` is the device to continue on; None for the device of the run so far. Without resume
     files the result is True: the run starts from step 0.
-
-    Raises:
-        CheckpointError: A resume file cannot be read.
     """
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
@@ -285,11 +273,7 @@ class SavedPolicy:
 
 
 def load_policy(path: Path) -> SavedPolicy:
-    """Return the policy of a checkpoint, on the CPU.
-
-    Raises:
-        CheckpointError: The file cannot be read, or has no complete policy.
-    """
+    """Return the policy of a checkpoint, on the CPU; CheckpointError if it is not complete."""
     state = load_checkpoint(path)
     try:
         name = str(state["behavior"])
@@ -364,10 +348,7 @@ def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -
 
     An id is the name of a run's folder next to the folder `beside`, or in `results_dir`. A
     checkpoint of a single behavior is for the only behavior in the settings, whatever its name.
-
-    Raises:
-        SettingsError: There is no such file, folder or run, or it has no checkpoint.
-        CheckpointError: A checkpoint cannot be read.
+    SettingsError if there is no checkpoint.
     """
     folders = (beside.parent, Path(settings.checkpoint_settings.results_dir))
     places = (Path(source), *(folder / source for folder in folders))

@@ -136,7 +136,7 @@ class ResumePoints:
         if not self.is_exact:
             self._checkpoints.refresh(learners, run)
             return
-        states = self._snapshot(learners, run)
+        states = self._checkpoints.snapshot(learners, run, with_open=True)
         # Environments send their present state before they take the next step.
         self._workers.request_states()
         self.is_pending = True
@@ -151,13 +151,7 @@ class ResumePoints:
         """Write the pending resume point; called when the environments' states have arrived."""
         states, self._states = self._states, {}
         self.is_pending = False
-        workers = self._workers.state_dict()
-        self._completed(states, workers)
-
-    def _snapshot(
-        self, learners: Sequence[Learner], run: Mapping[str, Any]
-    ) -> dict[str, dict[str, Any]]:
-        return self._checkpoints.snapshot(learners, run, with_open=True)
+        self._completed(states, self._workers.state_dict())
 
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
@@ -245,16 +239,6 @@ class JointResumePoints(ResumePoints):
         """
         if not self.is_kept:
             self._checkpoints.refresh(learners, run)
-
-    def _snapshot(
-        self, learners: Sequence[Learner], run: Mapping[str, Any]
-    ) -> dict[str, dict[str, Any]]:
-        states = super()._snapshot(learners, run)
-        for learner in learners:
-            if learner.sync is not None:
-                # `held` decides when a synchronisation is due, and differs between processes.
-                states[learner.name]["held"] = learner.sync.held
-        return states
 
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None

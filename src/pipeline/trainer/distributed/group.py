@@ -276,11 +276,8 @@ def _own_keys(store: Store) -> PrefixStore:
 def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Return count, mean and sum of squared deviations of the union of several samples.
 
-    Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
-    sample variances".
-
-    Args:
-        parts: count, mean and sum of squared deviations of each sample, float64 [S] each.
+    Each part has these of one sample, float64 [S] each. Source: Chan, Golub and LeVeque 1979,
+    "Updating formulae and a pairwise algorithm for computing sample variances".
     """
     n, mean, squared = parts[0]
     for n_more, mean_more, squared_more in parts[1:]:

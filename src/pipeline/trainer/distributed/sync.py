@@ -151,11 +151,7 @@ class LearnerSync:
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Add the counts of all processes, in `notes` by rank, to this learner.
-
-        Raises:
-            TrainingError: The weights of two processes differ.
-        """
+        """Add the counts of all processes in `notes`; TrainingError if weights differ."""
         learner = self._learner
         refuse_other_weights(learner.name, notes)
         # Every process adds the same numbers in the same order, so all get the same sums, bit for
