@@ -138,20 +138,6 @@ class Statistics:
         self.returns.clear()
         return values
 
-    def new(self) -> dict[str, Any]:
-        """Return all statistics as plain values, from which `of` makes equal statistics."""
-        # `ended` and `values` are not in checkpoints, but other processes need them.
-        return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
-
-    @staticmethod
-    def of(values: Mapping[str, Any]) -> Statistics:
-        """Return the statistics with the values that `new` returned."""
-        result = Statistics()
-        result.load_state_dict(values)
-        result._ended = list(values["ended"])
-        result._values = defaultdict(list, values["values"])
-        return result
-
     def add_from(self, others: Sequence[Statistics]) -> None:
         """Add the statistics of several processes; the first process gives the latest values."""
         for other in others:

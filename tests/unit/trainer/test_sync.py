@@ -253,7 +253,7 @@ def test_synchronisation_adds_steps_and_statistics_of_all_processes_once(make_le
     theirs.add_episodes([5.0, 10.0], [4, 4])
     size = learner.settings.hyperparameters.buffer_size
     learner.trajectories = SimpleNamespace(n_closed=size // 2, n_held=size // 2 + 9)
-    other = {**sync.local_state(), "steps": 20, "rows": size // 2 + 1, "statistics": theirs.new()}
+    other = {**sync.local_state(), "steps": 20, "rows": size // 2 + 1, "statistics": theirs}
     sync.apply([sync.local_state(), other])
     assert (learner.step, sync.steps, sync.held) == (77, 0, size // 2 + 9)
     assert (learner.statistics.take_ended(), learner.statistics.n_episodes) == ([3.0, 5.0, 10.0], 3)

@@ -31,7 +31,6 @@ from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ class LearnerSync:
             "weights": self._weights(),
             "steps": self.steps,
             "rows": learner.trajectories.n_closed,
-            "statistics": learner.pending_stats.new(),
+            "statistics": learner.pending_stats,
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
@@ -158,7 +157,7 @@ class LearnerSync:
         # bit.
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
-        learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
+        learner.statistics.add_from([note["statistics"] for note in notes])
         learner.restart_pending_stats()
         self.steps = 0
         rows = [note["rows"] for note in notes]
