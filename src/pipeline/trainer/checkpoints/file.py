@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,11 +62,9 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     texts: dict[Any, Any] = {}
     values = mapped(dict(state), (str, bytes), lambda text: texts.setdefault(text, text))
     torch.save({"format": FORMAT, "digest": digest(values), **values}, buffer)
-    try:
-        files.write_whole(path, buffer.getvalue())
-    except OSError as error:
-        label = f"the checkpoint of {len(buffer.getvalue())} bytes"
-        raise not_written(path, label, error) from error
+    content = buffer.getvalue()
+    with written(path, f"the checkpoint of {len(content)} bytes"):
+        files.write_whole(path, content)
 
 
 def digest(value: Any) -> str:
@@ -100,12 +99,16 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
                 yield place
 
 
-def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error for a run's file that cannot be written; `what` names the file's content."""
-    return CheckpointError(
-        f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
-        "Free space or choose another --results-dir, then resume"
-    )
+@contextmanager
+def written(path: Path, what: str) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `CheckpointError`; `what` names the file's content."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is "
+            "kept. Free space or choose another --results-dir, then resume"
+        ) from error
 
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:

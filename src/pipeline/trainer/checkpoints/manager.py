@@ -12,8 +12,7 @@ from __future__ import annotations
 import glob
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,
     load_checkpoint,
-    not_written,
     save_checkpoint,
     to_saved,
+    written,
 )
 from pipeline.trainer.checkpoints.replay_files import (
     delete_older_replays,
@@ -223,12 +222,12 @@ class CheckpointManager:
             # run still finds the checkpoint and deletes it.
             old.unlink(missing_ok=True)
         if self.exporter is not None:
-            with _written(path.with_suffix(".onnx"), "the exported policy"):
+            with written(path.with_suffix(".onnx"), "the exported policy"):
                 self.exporter(path, folder, label=f"-{learner.step}")
             _log.info("Exported %s", path.with_suffix(".onnx"))
             recent = learner.statistics.recent
             reward = sum(recent) / len(recent) if recent else None
-            with _written(self.status.path, "the list of checkpoints"):
+            with written(self.status.path, "the list of checkpoints"):
                 more = (
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
@@ -255,7 +254,7 @@ class CheckpointManager:
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
             target = files.named(self.run_dir, learner.name, ".onnx")
-            with _written(target, "the exported policy"):
+            with written(target, "the exported policy"):
                 if not newest.exists():  # the run ended without an exporter
                     resumed = self._file(learner.name, RESUME_FILE)
                     self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
@@ -264,7 +263,7 @@ class CheckpointManager:
             _log.info("Copied %s to %s.", newest, target)
             best = self._file(learner.name, BEST_FILE)
             if best.is_file():
-                with _written(best.with_name(f"{learner.name}-best.onnx"), "the best policy"):
+                with written(best.with_name(f"{learner.name}-best.onnx"), "the best policy"):
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
@@ -376,12 +375,3 @@ def _keep_previous(path: Path) -> None:
         previous.hardlink_to(path)
     except OSError:  # a file system without hard links
         files.write_whole(previous, path.read_bytes())
-
-
-@contextmanager
-def _written(path: Path, label: str) -> Iterator[None]:
-    """Turn an `OSError` of the block into a `CheckpointError` that names the file `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise not_written(path, label, error) from error

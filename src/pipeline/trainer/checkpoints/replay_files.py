@@ -19,7 +19,7 @@ import numpy as np
 from pipeline import files
 from pipeline.core.arrays import AnyArray
 from pipeline.data.replay import Replay
-from pipeline.trainer.checkpoints.file import digest, from_saved, not_written, reason_of
+from pipeline.trainer.checkpoints.file import digest, from_saved, reason_of, written
 from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -118,9 +118,10 @@ def _number(name: str) -> int:
 
 
 def _write(path: Path, state: Mapping[str, AnyArray]) -> None:
-    try:
-        with files.whole(path) as temporary, temporary.open("wb") as file:
-            # np.savez writes no time stamps, so equal replays give equal bytes.
-            np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options
-    except OSError as error:
-        raise not_written(path, "the replay buffer", error) from error
+    with (
+        written(path, "the replay buffer"),
+        files.whole(path) as temporary,
+        temporary.open("wb") as file,
+    ):
+        # np.savez writes no time stamps, so equal replays give equal bytes.
+        np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options
