@@ -17,19 +17,12 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 
 HERE = Path(__file__).parent
 SELF_PLAY = {"save_steps": 60, "team_change": 130, "swap_steps": 40, "window": 3}
+ABOVE = {"measure": "elo", "behavior": "Duel", "require_reset": True}
 RATED = [
-    {
-        "name": str(threshold),
-        "value": threshold,
-        "completion_criteria": {
-            "measure": "elo",
-            "behavior": "Duel",
-            "threshold": threshold,
-            "require_reset": True,
-        },
-    }
-    for threshold in (1201.0, 1203.0, 9999.0)
-] + [{"name": "last", "value": 0.0}]
+    {"name": str(rating), "value": rating, "completion_criteria": ABOVE | {"threshold": rating}}
+    for rating in (1201.0, 1203.0, 9999.0)
+]
+RATED.append({"name": "last", "value": 0.0})
 NAMES = {
     "Duel": ["Duel"],
     "Recall": ["Duel"],

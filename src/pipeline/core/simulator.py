@@ -100,11 +100,7 @@ def state_of(simulator: object) -> dict[str, Any] | None:
 
 
 def restore(simulator: object, state: Mapping[str, Any]) -> None:
-    """Restore a state that `state_of` returned.
-
-    Raises:
-        ValueError: The simulator cannot restore a state.
-    """
+    """Restore a state of `state_of`; ValueError if the simulator cannot restore a state."""
     if isinstance(simulator, Restorable):
         simulator.load_state_dict(state)
         return

@@ -322,10 +322,7 @@ def row_bytes(spec: BehaviorSpec) -> int:
 
 
 def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
-    """Raise UnitySpecificationException if `what` takes far more memory than was received.
-
-    `n_bytes` is the memory that `what` would take, and `sent` the number of received bytes.
-    """
+    """Raise UnitySpecificationException if `what` would take `n_bytes`, far more than `sent`."""
     # The limit is a ratio, because a short message may announce huge arrays, as an archive bomb
     # does.
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
@@ -442,11 +439,7 @@ def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the specification in a mapping from `spec_to_mapping`.
-
-    Raises:
-        ValueError: A size of observations or actions is impossible or too large.
-    """
+    """Return the specification in a mapping of `spec_to_mapping`; ValueError for a wrong size."""
     spec = BehaviorSpec(
         [
             ObservationSpec(

@@ -69,11 +69,7 @@ class _AgentSteps(Mapping[int, Step]):
         return iter(self.agent_id_to_index)
 
     def _row(self, agent_id: int) -> tuple[int, dict[str, Any]]:
-        """Return an agent's row number, and its values of the fields that both kinds of steps have.
-
-        Raises:
-            KeyError: The agent is not among these steps.
-        """
+        """Return an agent's row and its common fields; KeyError if the agent is absent."""
         # ML-Agents raises KeyError for an absent agent too, so existing `except` clauses work.
         row = self.agent_id_to_index.get(agent_id)
         if row is None:

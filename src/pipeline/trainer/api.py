@@ -183,16 +183,10 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
 
 
 def run_as_learner(env: object = None) -> TrainResult:
-    """Train in a process of rank 1 or above of a run with several learners.
+    """Train in a process of rank 1 or above, with the job that the first process sends.
 
-    The first process sends the job; this process writes only logs.
-
-    Args:
-        env: environments in this process; None for the executable in the job.
-
-    Raises:
-        PipelineError: This process or another process has failed.
-        Interrupted: All processes were asked to stop.
+    `env` are environments in this process; None for the executable in the job. PipelineError if a
+    process has failed; Interrupted if all processes were asked to stop.
     """
     with joined() as group:
         job = broadcast_job(group, None)
@@ -233,11 +227,11 @@ def _limited_threads(n_threads: int | None) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep the memory that gradient steps free, for the next gradient steps.
+    """Make glibc keep the memory that gradient steps free, until the process ends.
 
     By default glibc returns freed memory to the system, which clears every page when it is needed
-    again: a tenth of the time of a POCA gradient step. The setting holds until the process ends.
-    Other C libraries, and a glibc that environment variables configure, are not changed.
+    again: a tenth of the time of a POCA gradient step. Other C libraries, and a glibc that
+    environment variables configure, are not changed.
     """
     is_configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -261,11 +255,7 @@ def _gc_frozen() -> Iterator[None]:
 def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> Path | None:
     """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
 
-    Returns the folder's new path, or None.
-
-    Raises:
-        SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
-            renamed, or both `force` and `goes_on` are set.
+    Returns the folder's new path, or None; SettingsError if it is refused or cannot be renamed.
     """
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
@@ -303,12 +293,10 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
 
 
 def without_threaded(settings: RunSettings) -> RunSettings:
-    """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
+    """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`."""
 
-    With `threaded: true`, the processes would make their updates at different steps, but all
-    processes must make each update together.
-    """
-
+    # With `threaded: true`, the processes would make their updates at different steps, but all
+    # processes must make each update together.
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
         if trainer.threaded:
             _log.warning("%s: threaded has no effect with several learners.", name)
@@ -325,26 +313,24 @@ def without_threaded(settings: RunSettings) -> RunSettings:
 def refuse_single_process_only(
     job: JobSpec, n_learners: int, *, inference: bool, started: bool
 ) -> None:
-    """Refuse a job that cannot be trained by several processes together.
+    """Raise SettingsError for a job that several processes cannot train together.
 
     `started` says whether torchrun has started the processes.
-
-    Raises:
-        SettingsError: The environment, a setting or `inference` allows one process only.
     """
+    reason = None
     if inference:
-        raise SettingsError(
-            f"learners: --inference runs in one process, not in {n_learners}; use one learner"
+        reason = f"--inference runs in one process, not in {n_learners}; use one learner"
+    elif job.env is None:
+        reason = (
+            f"each of the {n_learners} learners starts its own environments, so players that are "
+            "started elsewhere serve one learner only; name an executable"
         )
-    if job.env is None:
-        raise SettingsError(
-            f"learners: each of the {n_learners} learners starts its own environments, so players "
-            "that are started elsewhere serve one learner only; name an executable"
+    elif not started and not isinstance(job.env, str | Path):
+        reason = (
+            f"each of the {n_learners} learners starts an executable, but an environment in this "
+            "process serves one learner only; use one learner, or name an executable"
         )
-    if not started and not isinstance(job.env, str | Path):
-        raise SettingsError(
-            f"learners: each of the {n_learners} learners starts an executable, but an environment "
-            "in this process serves one learner only; use one learner, or name an executable"
-        )
+    if reason is not None:
+        raise SettingsError(f"learners: {reason}")
     for name, settings in job.settings.behaviors.items():
         refuse_unshareable(name, settings, n_learners)

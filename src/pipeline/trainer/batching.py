@@ -58,10 +58,7 @@ def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, 
 
 
 def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
-    """Return each agent's first terminal step.
-
-    A later terminal step of an agent ends an episode in which the agent made no decision.
-    """
+    """Return each agent's first terminal step; a later one ends an episode without a decision."""
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal
@@ -78,12 +75,7 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
 
 
 def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
-    """Split the actions of all agents into one `ActionTuple` for each worker.
-
-    Args:
-        action: actions of all agents, in the order of the workers.
-        counts: number of agents of each worker.
-    """
+    """Split the actions of all agents into one `ActionTuple` for each of `counts` (a worker)."""
     if len(counts) == 1:
         return [action]
     # Workers without agents have the count 0, and get an ActionTuple without rows.
@@ -97,10 +89,7 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
 def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Return the observations and the action masks of all workers' agents.
-
-    The masks are None, or have one array [N, size] for each branch of discrete actions.
-    """
+    """Return observations and masks of all workers' agents; masks are None or [N, size] each."""
     if len(decisions) == 1:
         # The arrays of a single worker are not copied, because copies take time in every step.
         return list(decisions[0].obs), decisions[0].action_mask

@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings.trainer.schema import (
-    CompletionCriteria,
-    ConstantSampler,
-    EnvironmentParameter,
-    GaussianSampler,
-    Lesson,
-    MultiRangeUniformSampler,
-    SamplerSettings,
-    UniformSampler,
-)
+from pipeline.settings.trainer import schema
 from pipeline.tracking import names
 from pipeline.trainer.environment import send_parameters
 from pipeline.trainer.learner import Learner
@@ -52,7 +43,7 @@ class Curriculum:
     """
 
     def __init__(
-        self, parameters: Mapping[str, EnvironmentParameter], *, starting_lesson: int = 0
+        self, parameters: Mapping[str, schema.EnvironmentParameter], *, starting_lesson: int = 0
     ) -> None:
         self._curricula = {name: parameter.curriculum for name, parameter in parameters.items()}
         self._numbers = {name: self._clamped(name, starting_lesson) for name in self._curricula}
@@ -72,11 +63,11 @@ class Curriculum:
         """Whether every parameter is in its last lesson."""
         return not self._curricula or all(self._criteria(name) is None for name in self._curricula)
 
-    def lesson(self, parameter: str) -> Lesson:
+    def lesson(self, parameter: str) -> schema.Lesson:
         """The present lesson of a parameter."""
         return self._curricula[parameter][self._numbers[parameter]]
 
-    def values(self) -> dict[str, SamplerSettings]:
+    def values(self) -> dict[str, schema.SamplerSettings]:
         """Return the value of each parameter in its present lesson."""
         return {name: self.lesson(name).value for name in self._curricula}
 
@@ -101,11 +92,9 @@ class Curriculum:
         max_steps: int,
         elo: float | None = None,
     ) -> None:
-        """Record the progress of a behavior.
+        """Record a behavior's progress: returns of the episodes that ended since the last call.
 
-        `returns` are the returns of the episodes that ended since the last call; `step` is the
-        number of agent steps so far, and `max_steps`, above 0, the number after which training
-        ends; `elo` is the rating in self-play.
+        `step` of `max_steps` agent steps have been made; `elo` is the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -122,8 +111,7 @@ class Curriculum:
     def advance(self) -> Change:
         """Begin the next lesson of every parameter that meets its criteria, and return the change.
 
-        Called once per environment step, after `observe` was called for every behavior: if an
-        episode has ended since the last call, this call updates the smoothed measures once.
+        Called once per environment step, after `observe` was called for every behavior.
         """
         moved, must_reset = [], False
         for name in self._curricula:
@@ -152,9 +140,8 @@ class Curriculum:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned, or a map with the key `lessons` only.
 
-        A parameter that is missing in the state keeps its lesson. A parameter that now has fewer
-        lessons goes to its last lesson. Measures are cleared if any lesson differs from the saved
-        lesson.
+        A parameter that is missing in the state keeps its lesson; a lesson that no longer exists
+        becomes the last lesson. Measures are cleared if any lesson differs from the saved lesson.
         """
         saved = {name: int(number) for name, number in state["lessons"].items()}
         for name in self._numbers.keys() & saved.keys():
@@ -169,13 +156,13 @@ class Curriculum:
         smoothed = state.get("smoothed", {})
         self._smoothed = {name: float(smoothed[name]) for name in self._numbers if name in smoothed}
 
-    def _criteria(self, name: str) -> CompletionCriteria | None:
+    def _criteria(self, name: str) -> schema.CompletionCriteria | None:
         """Return the criteria that end a parameter's present lesson; None for its last lesson."""
         if self._numbers[name] >= len(self._curricula[name]) - 1:
             return None
         return self.lesson(name).completion_criteria
 
-    def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
+    def _is_met(self, name: str, criteria: schema.CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
         # As in ML-Agents, even `progress` and `elo` need `min_lesson_length` episodes.
         if len(returns) < criteria.min_lesson_length:
@@ -209,15 +196,12 @@ class Lessons:
 
     In the training loop, `on_step` follows each step and `apply` is called between two steps.
     Resets go through `reset`, because environments must get every parameter again with a reset.
-
-    Attributes:
-        curriculum: the lessons, saved with the run.
     """
 
     def __init__(
         self,
         workers: WorkerSet,
-        parameters: Mapping[str, EnvironmentParameter],
+        parameters: Mapping[str, schema.EnvironmentParameter],
         *,
         starting_lesson: int = 0,
     ) -> None:
@@ -264,11 +248,7 @@ class Lessons:
             self._warn_of_missing(returns)
 
     def apply(self, learners: Collection[Learner]) -> bool:
-        """Send the values of new lessons to the workers; called between two steps.
-
-        Returns:
-            Whether any lesson has begun.
-        """
+        """Between two steps, send the values of new lessons; return whether one has begun."""
         change, self._pending = self._pending, Change()
         if not change.parameters:
             return False
@@ -289,10 +269,9 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore the lessons of a saved run, if the run has saved lessons.
+        """Restore the lessons of a saved run; `exact` means that the environments continue, too.
 
-        With `exact` the environments continue, too. Then the values of lessons that began but were
-        not sent to the environments are restored as well, and `apply` sends these values.
+        Values of lessons that began but were not sent to these environments are then sent later.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -350,11 +329,8 @@ class Lessons:
                 )
 
 
-def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """Return an empty buffer for the episode returns of each behavior that a lesson measures.
-
-    A buffer is as long as the largest `min_lesson_length` of the lessons that measure the behavior.
-    """
+def _buffers(curricula: Iterable[tuple[schema.Lesson, ...]]) -> dict[str, deque[float]]:
+    """Return an empty buffer of returns for each behavior, as long as its longest lesson needs."""
     sizes: dict[str, int] = {}
     for lessons in curricula:
         for lesson in lessons:
@@ -366,15 +342,15 @@ def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]
     return {behavior: deque(maxlen=size) for behavior, size in sizes.items()}
 
 
-def in_words(value: SamplerSettings) -> str:
+def in_words(value: schema.SamplerSettings) -> str:
     """Return a parameter's value as a text in the form of ML-Agents' log lines."""
     match value:
-        case ConstantSampler():
+        case schema.ConstantSampler():
             return f"Float: value={value.value}"
-        case UniformSampler():
+        case schema.UniformSampler():
             return f"Uniform sampler: min={value.min_value}, max={value.max_value}"
-        case GaussianSampler():
+        case schema.GaussianSampler():
             return f"Gaussian sampler: mean={value.mean}, stddev={value.st_dev}"
-        case MultiRangeUniformSampler():
+        case schema.MultiRangeUniformSampler():
             return f"MultiRangeUniform sampler: intervals={list(value.intervals)}"
     return str(value)

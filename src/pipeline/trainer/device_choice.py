@@ -41,11 +41,8 @@ def fastest_device(
 ) -> torch.device:
     """Return the device with the shortest time per agent step, acting and learning together.
 
-    `kept` is the device that was chosen before the run was resumed; it is returned without
-    measuring.
-
-    Raises:
-        SettingsError: This machine does not have the device `kept`.
+    `kept`, the choice before the run was resumed, is returned without measuring; SettingsError
+    if this machine does not have it.
     """
     if kept is not None:
         return usable_device(kept)
@@ -78,16 +75,9 @@ def fastest_threads(
 ) -> int:
     """Return the least number of torch threads that is about as fast as the fastest number.
 
-    The numbers 1, 2, 4, ... up to the number of free processors are measured. The result is 1 on a
-    GPU, and in a portable run, which must add in the same order on every machine.
-
-    Args:
-        name: name of the behavior, for the log.
-        spec: specification of the behavior.
-        settings: settings of the behavior.
-        device: device of the networks.
-        n_agents: number of agents that act together.
-        n_busy: number of processors that environments need.
+    The numbers 1, 2, 4, ... are measured, up to the processors that `n_busy` environments leave
+    free, with `n_agents` that act together. The result is 1 on a GPU, and in a portable run,
+    which must add in the same order on every machine.
     """
     n_free = max(machine.n_processors() - n_busy, 1)
     if device.type != "cpu" or machine.is_portable() or n_free == 1:
@@ -117,8 +107,7 @@ def step_seconds(
 ) -> float:
     """Return the seconds that acting and gradient steps take together per agent step.
 
-    The critic is not measured: on each device it takes about as long as the policy, so it does not
-    change which device is the fastest.
+    The critic is left out: on each device it takes about as long as the policy.
     """
     network, hyperparameters = settings.network_settings, settings.hyperparameters
     with torch.random.fork_rng(devices=[]):  # the random numbers of the run must not change

@@ -5,30 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline import seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
+from pipeline.envs import side_channels
 from pipeline.envs.attach import attach_workers
 from pipeline.envs.in_process import SimulatorSource, refuse_other_object
 from pipeline.envs.launch import find_executable
-from pipeline.envs.side_channels import (
-    EngineConfigurationChannel,
-    EnvironmentParametersChannel,
-    SideChannel,
-    StateChannel,
-    StatsSideChannel,
-)
 from pipeline.envs.sources.executables import runs_headless
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.settings.trainer.schema import (
-    ConstantSampler,
-    GaussianSampler,
-    MultiRangeUniformSampler,
-    RunSettings,
-    SamplerSettings,
-    UniformSampler,
-)
+from pipeline.settings.trainer import schema
 from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 
 
@@ -36,7 +24,7 @@ from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sa
 class JobSpec:
     """The arguments of `trainer.api.train` that every process of a run needs."""
 
-    settings: RunSettings
+    settings: schema.RunSettings
     seed: int
     run_dir: Path
     env: object = None
@@ -69,14 +57,9 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     """Return the connected workers of a run; executables get the engine settings.
 
     An executable that fails is started again, as often as `env_settings` allows; for a player that
-    was started elsewhere, the run waits until it connects again. Workers are numbered over all
-    processes of `group`, and the seed of each worker derives from its number.
-
-    Environment parameters are sent with each reset: see `trainer.curriculum`.
-
-    Raises:
-        SettingsError: A Python object in `job.env` lacks a member of the low-level API.
-        UnityException: An environment could not be started.
+    was started elsewhere, the run waits until it connects again. The seed of each worker derives
+    from its number, which counts the workers of all processes of `group`. SettingsError if a
+    Python object lacks a member of the low-level API.
     """
     environment, settings = job.env, job.settings
     engine, env = settings.engine_settings, settings.env_settings
@@ -92,8 +75,8 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
         return WorkerSet(envs)
 
     # This function is called once for each worker, because workers cannot share channels.
-    def channels() -> list[SideChannel]:
-        configuration = EngineConfigurationChannel()
+    def channels() -> list[side_channels.SideChannel]:
+        configuration = side_channels.EngineConfigurationChannel()
         configuration.set_configuration_parameters(
             width=engine.width,
             height=engine.height,
@@ -102,36 +85,31 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
             target_frame_rate=engine.target_frame_rate,
             capture_frame_rate=engine.capture_frame_rate,
         )
-        stats = StatsSideChannel()
-        return [EnvironmentParametersChannel(), configuration, stats, StateChannel()]
+        stats, state = side_channels.StatsSideChannel(), side_channels.StateChannel()
+        return [side_channels.EnvironmentParametersChannel(), configuration, stats, state]
 
+    options: dict[str, Any] = {
+        "seed": seed,
+        "base_port": job.base_port,
+        "side_channels": channels,
+        "timeout_wait": env.timeout_wait,
+        "num_areas": env.num_areas,
+        "restarts": env,
+    }
     if environment is None:
-        return attach_workers(
-            job.num_envs,
-            seed=seed,
-            base_port=job.base_port,
-            side_channels=channels,
-            timeout_wait=env.timeout_wait,
-            num_areas=env.num_areas,
-            restarts=env,
-        )
+        return attach_workers(job.num_envs, **options)
     return launch_workers(
         environment,
         job.num_envs,
-        seed=seed,
-        base_port=job.base_port,
         # `first` is the number of this process's first worker, counted over the workers of all
         # processes; `n_all` is the number of all workers.
         first=group.rank * job.num_envs,
         n_all=group.size * job.num_envs,
         additional_args=job.env_args,
-        side_channels=channels,
         log_folder=None if job.log_folder is None else str(job.log_folder.resolve()),
         no_graphics=engine.no_graphics or _headless(environment, engine.no_graphics_monitor),
         no_graphics_monitor=engine.no_graphics_monitor,
-        timeout_wait=env.timeout_wait,
-        num_areas=env.num_areas,
-        restarts=env,
+        **options,
     )
 
 
@@ -145,15 +123,10 @@ def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
         return False
 
 
-def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings]) -> set[str]:
-    """Send parameters to every worker with its next step or reset.
-
-    Returns:
-        Names of the parameters that cannot be sent to a worker.
-
-    Raises:
-        SettingsError: A name cannot be sent to any environment.
-    """
+def send_parameters(
+    workers: WorkerSet, parameters: Mapping[str, schema.SamplerSettings]
+) -> set[str]:
+    """Send parameters to all workers with their next step or reset; return the names not sent."""
     unsent = set()
     for name, value in parameters.items():
         try:
@@ -168,22 +141,18 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
     return unsent
 
 
-def for_environment(value: SamplerSettings) -> float | Sampler:
-    """Return a constant value as a number, or a sampler in the form of the side channel.
-
-    Raises:
-        ValueError: The side channel cannot send this type of sampler.
-    """
+def for_environment(value: schema.SamplerSettings) -> float | Sampler:
+    """Return a constant value as a number, or a sampler in the form of the side channel."""
     match value:
-        case ConstantSampler():
+        case schema.ConstantSampler():
             return value.value
-        case UniformSampler():
+        case schema.UniformSampler():
             ends = (value.min_value, value.max_value)
             return Sampler(kind=UNIFORM, values=ends, seed=value.seed)
-        case GaussianSampler():
+        case schema.GaussianSampler():
             shape = (value.mean, value.st_dev)
             return Sampler(kind=GAUSSIAN, values=shape, seed=value.seed)
-        case MultiRangeUniformSampler():
+        case schema.MultiRangeUniformSampler():
             # The message has the bounds of all intervals in one list.
             flat = tuple(end for interval in value.intervals for end in interval)
             return Sampler(kind=MULTI_RANGE, values=flat, seed=value.seed)

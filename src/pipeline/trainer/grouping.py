@@ -29,10 +29,7 @@ def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
 
 
 class NoGroups:
-    """Stands in for `GroupTracker` if an algorithm does not learn from groups.
-
-    Every agent learns from the sum of its own rewards and its group's rewards.
-    """
+    """Stands in for `GroupTracker`: agents learn from the sum of their own and group rewards."""
 
     moments = None
     """Group snapshots for `Rollout.moments`; None, because no groups are tracked."""
@@ -40,13 +37,13 @@ class NoGroups:
     def __init__(self) -> None:
         self._warned_of_group_reward = False
 
-    def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Do nothing: no groups are tracked."""
+    def _do_nothing(self, *_arguments: object, **_options: object) -> None:
+        pass
+
+    receive = forget_used = drop = load_state_dict = _do_nothing
 
     def outcome(
-        self,
-        step: DecisionSteps | TerminalSteps,
-        slots: AnyArray,  # noqa: ARG002  # used by GroupTracker
+        self, step: DecisionSteps | TerminalSteps, _slots: AnyArray
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
         """Return the rewards [N] to learn from, and the fields to store at a trajectory's end."""
         if not self._warned_of_group_reward and step.group_reward.any():
@@ -58,15 +55,12 @@ class NoGroups:
             )
         return step.reward + step.group_reward, {}
 
-    def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
+    def rows(self, _slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
         """Return `rows`, the fields [N, ...] to store with the agents' decisions, unchanged."""
         return rows
 
     def report(
-        self,
-        closed: ClosedTrajectories | None,
-        slots: AnyArray,  # noqa: ARG002  # used by GroupTracker
-        statistics: Statistics,
+        self, closed: ClosedTrajectories | None, _slots: AnyArray, statistics: Statistics
     ) -> None:
         """Add the returns and lengths of the ended episodes to the statistics."""
         if closed is not None:
@@ -79,25 +73,15 @@ class NoGroups:
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
-    def forget_used(self, trajectories: Trajectories) -> None:
-        """Do nothing: no groups are tracked."""
-
-    def drop(self, slots: AnyArray | slice) -> None:
-        """Do nothing: no groups are tracked."""
-
     def state_dict(self, *, n_slots: int) -> dict[str, Any]:  # noqa: ARG002
         """Return an empty state."""
         return {}
-
-    def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore nothing."""
 
 
 class GroupTracker(Groups):
     """Tracks the groups of one behavior's agents, and the snapshots that their members share.
 
-    Args:
-        columns: the fields and observations that the algorithm needs of every group member.
+    `columns` are the fields and observations that the algorithm needs of every group member.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -134,10 +118,7 @@ class GroupTracker(Groups):
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Return `rows` with two more fields, `entity` and `moment`.
-
-        `entity` identifies the agent's stored data, and `moment` the snapshot of its group.
-        """
+        """Return `rows` with the fields `entity` (stored agent) and `moment` (group snapshot)."""
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}
 

@@ -58,9 +58,6 @@ class Learner:
     """Chooses the actions of one behavior's agents in all workers, and learns from their steps.
 
     With `learns=False` the learner only chooses actions and counts episodes.
-
-    Raises:
-        SettingsError: A setting is not supported.
     """
 
     def __init__(
@@ -119,10 +116,7 @@ class Learner:
 
     @property
     def counts(self) -> Counter[str]:
-        """Counts since the run began or was resumed: agent steps, rollouts, gradient steps.
-
-        Gradient steps are counted only for algorithms with a replay.
-        """
+        """Agent steps, rollouts and gradient steps (with a replay only) of this process's run."""
         return self._counted() - self._before
 
     def _counted(self) -> Counter[str]:
@@ -355,10 +349,9 @@ class Learner:
             self.grouping.report_idle(terminal, idle, self.pending_stats)
 
     def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
-        """Return the field `next_allowed` [N, choices]: which choices are allowed next.
+        """Return the field `next_allowed` [N, choices], all True at the end of an episode.
 
-        The map is empty if the algorithm does not store the field. After the end of an episode all
-        choices are allowed.
+        The map is empty if the algorithm does not store the field.
         """
         if "next_allowed" not in self.trajectories.fields_at_end:
             return {}
@@ -410,11 +403,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned.
-
-        Raises:
-            ValueError: The recorded observations have other shapes than the behavior's.
-        """
+        """Restore a state of `state_dict`; ValueError if the recorded observations do not fit."""
         shapes = [(*obs.shape,) for obs in self.spec.observation_specs]
         if [(*obs.shape[1:],) for obs in state["recorded"]["obs"]] != shapes:
             raise ValueError(f"the recorded observations do not have the shapes {shapes}")

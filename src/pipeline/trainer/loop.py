@@ -11,22 +11,12 @@ from typing import Any
 
 import torch
 
-from pipeline import files, seeding
+from pipeline import errors, files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
 from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.workers import WorkerSet
-from pipeline.errors import (
-    CheckpointError,
-    Interrupted,
-    PipelineError,
-    TrainingError,
-    UnityPolicyException,
-    line_of_user,
-    one_line,
-    where,
-)
 from pipeline.settings import RunSettings
 from pipeline.settings.pace import AUTO
 from pipeline.settings.trainer.schema import TrainerSettings
@@ -51,10 +41,11 @@ from pipeline.trainer.checkpoints.restore import (
 from pipeline.trainer.checkpoints.resume_points import (
     RESUME_INTERVAL_S,
     JointResumePoints,
-    resume_points,
+    ResumePoints,
 )
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device, fastest_threads
+from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.distributed.sync import Synchronizer, settings_per_learner
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
@@ -62,31 +53,26 @@ from pipeline.trainer.pace import PaceMeter
 from pipeline.trainer.result import TrainResult, result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
-from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
+from pipeline.trainer.timing import Stopwatch, add_reports
 from pipeline.wire.codec.decoding import NonFiniteError
 
 _log = logging.getLogger(__name__)
 
 # After these errors the networks or the disk cannot be used, so nothing more is saved.
-_STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
+_STATE_IS_BAD = (errors.CheckpointError, errors.TrainingError, errors.UnityPolicyException)
 
 
 class TrainingLoop:
-    """Trains every behavior of the workers' environments.
+    """Trains every behavior of the workers' environments; `trainer.api.train` describes more.
 
     Args:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
-        device: device of the networks; if None, the loop measures which device is the fastest for
-            each behavior.
+        device: device of the networks; None measures which is the fastest for each behavior.
         tracker: calls the callbacks, which may end the run unless it has several learners.
         inference: act, and count steps and episodes, but neither learn nor save.
-        exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
-        on_start: called once, when the first behaviors have appeared and can be trained; not called
-            for a finished run, whose files must not change.
-        on_pace: called with all settings when `steps_per_update: auto` has become a number, before
-            the first update.
+        on_start: not called for a finished run, whose files must not change.
         group: the processes of the run, each with its own training loop; only the first one saves.
     """
 
@@ -126,8 +112,9 @@ class TrainingLoop:
         self.group = group
         self._may_end = tracker.callbacks if group.size == 1 else ()
         self._is_ended = False
-        self.resume_points = resume_points(self.checkpoints, workers, resume_interval_s, group)
-        joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
+        saving = (self.checkpoints, workers, resume_interval_s)
+        joint = JointResumePoints(*saving) if isinstance(group, DistributedGroup) else None
+        self.resume_points = joint or ResumePoints(*saving)
         self.synchronizer = Synchronizer(group, joint)
         # Only the first process reads the files; each process gets its own part of the state.
         saved = self.checkpoints.saved() if job.resume else {}
@@ -141,17 +128,16 @@ class TrainingLoop:
         self.learners: dict[str, Learner] = {}
         tracker.learners = self.learners
         self._learner_of: dict[str, Learner] = {}
-        self._progress: dict[str, Progress] = {}
+        # Steps at which the next summary and checkpoint of each behavior are due.
+        self._next_summary: dict[str, int] = {}
+        self._next_checkpoint: dict[str, int] = {}
         self.stopwatch = Stopwatch(workers)
 
     def run(self, should_stop: StopRequest) -> TrainResult:
         """Train until all behaviors reach `max_steps`; with `inference`, until `should_stop`.
 
-        Args:
-            should_stop: read after every step; a request saves the state and ends the run.
-
         Raises:
-            Interrupted: `should_stop` ended the run; the state is saved.
+            Interrupted: `should_stop`, which is read after every step, ended the run; it is saved.
             PipelineError: The environment, a setting or the training failed; the learners are
                 saved, unless their values are not finite or the disk failed.
         """
@@ -170,12 +156,12 @@ class TrainingLoop:
             ) from error
         except _STATE_IS_BAD:
             raise
-        except Interrupted:
+        except errors.Interrupted:
             learners = list(self.learners.values())
             self.resume_points.stop(learners, self._shared_state())
             self._export(learners)
             raise self._interrupted(should_stop) from None
-        except PipelineError as error:
+        except errors.PipelineError as error:
             request = self.synchronizer.request
             self._save_learned(is_stopping=request())
             if request():  # Ctrl-C goes to the whole process group, so environments end too
@@ -270,7 +256,7 @@ class TrainingLoop:
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
         # Processes synchronise first, so that lessons and updates see equal counts in each process.
-        self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
+        self.synchronizer.sync_if_due(self.learners, self._next_summary)
         self.lessons.on_step(self.learners.values())
         # `dict.fromkeys` lists each learner once, even if several teams or groups of workers share
         # the learner, because spread updates count the calls of `learn`.
@@ -358,7 +344,7 @@ class TrainingLoop:
             self.checkpoints.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
-            load_initial_weights(learner, first, device=str(device), whole=self.job.whole_weights)
+            load_initial_weights(learner, first, whole=self.job.whole_weights)
         elif self.job.resume:
             _log.warning(
                 "%s starts at step 0: %s has no checkpoint of this behavior.",
@@ -373,8 +359,17 @@ class TrainingLoop:
         # seed their random streams by their rank.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
-        self._progress[name] = Progress.of(learner, run)
+        self._schedule(learner, run)
         return learner
+
+    def _schedule(self, learner: Learner, run: Mapping[str, Any]) -> None:
+        name, settings = learner.name, learner.settings
+        self._next_summary[name] = _next_multiple(learner.step, settings.summary_freq)
+        following = _next_multiple(learner.step, settings.checkpoint_interval)
+        # If the resume file names an earlier step, that checkpoint was due, and waited for an
+        # update, when the file was written.
+        saved = run.get("next_checkpoint", {}).get(name, following)
+        self._next_checkpoint[name] = min(following, saved)
 
     def _measured(
         self,
@@ -446,10 +441,10 @@ class TrainingLoop:
         # Behaviors without an update get no checkpoint, because their networks have not changed.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
-            learner, progress = self.learners[name], self._progress[name]
-            if learner.step >= progress.next_checkpoint:
+            learner = self.learners[name]
+            if learner.step >= self._next_checkpoint[name]:
                 interval = learner.settings.checkpoint_interval
-                progress.next_checkpoint = next_multiple(learner.step, interval)
+                self._next_checkpoint[name] = _next_multiple(learner.step, interval)
                 self.checkpoints.milestone(learner, self._shared_state())
                 late = True
         self._updated.clear()
@@ -461,8 +456,7 @@ class TrainingLoop:
         # A behavior that has not appeared since the run was resumed is at its saved step.
         steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
         steps |= {name: learner.step for name, learner in self.learners.items()}
-        due_at = {name: progress.next_checkpoint for name, progress in self._progress.items()}
-        shared: dict[str, Any] = {"steps": steps, "next_checkpoint": due_at}
+        shared: dict[str, Any] = {"steps": steps, "next_checkpoint": dict(self._next_checkpoint)}
         shared["lessons"] = self.lessons.state_dict()
         if self._devices:
             shared["devices"] = dict(self._devices)
@@ -473,13 +467,12 @@ class TrainingLoop:
         return shared | self.tracker.state_dict() | self.resume_points.state_dict()
 
     def _summarize(self, learner: Learner) -> None:
-        progress = self._progress[learner.name]
-        if learner.step < progress.next_summary:
+        if learner.step < self._next_summary[learner.name]:
             return
         frequency = learner.settings.summary_freq
         # `step` may have passed a multiple of summary_freq, because many agents step together.
         at = learner.step // frequency * frequency
-        progress.next_summary = at + frequency
+        self._next_summary[learner.name] = at + frequency
         # The spread is read before `period`, which begins a new period and clears the values.
         spread = learner.statistics.reward_spread()
         # ML-Agents' TensorBoard has a histogram of the cumulative reward, too.
@@ -517,15 +510,16 @@ class TrainingLoop:
             yield
         except Exception as error:
             # Without a line of the user's code, the exception is a fault in this program.
-            if isinstance(error, PipelineError) or not line_of_user(error):
+            if isinstance(error, errors.PipelineError) or not errors.line_of_user(error):
                 raise
             try:
                 self._save_learned(is_stopping=True)
                 is_saved = any(self.job.run_dir.glob(f"*/{RESUME_FILE}")) and not self.inference
                 kept = f"; resume continues from {self.job.run_dir}" if is_saved else ""
             except Exception as other:  # noqa: BLE001  # the user's exception is more important
-                kept = f"; the state could not be saved ({one_line(other)})"
-            raise TrainingError(f"{where(error)}; it came {self._at()}{kept}") from error
+                kept = f"; the state could not be saved ({errors.one_line(other)})"
+            message = f"{errors.where(error)}; it came {self._at()}{kept}"
+            raise errors.TrainingError(message) from error
 
     def _export(self, learners: list[Learner]) -> None:
         """Export each policy that has recorded observations, if there is an exporter."""
@@ -539,7 +533,7 @@ class TrainingLoop:
                 self.checkpoints.milestone(learner, self._shared_state())
         self.checkpoints.export_final(exportable)
 
-    def _interrupted(self, request: StopRequest) -> Interrupted:
+    def _interrupted(self, request: StopRequest) -> errors.Interrupted:
         folder = self.job.run_dir
         saved = f"the state is saved in {folder}" if self.learners else "nothing to save yet"
         message = f"stopped by a signal {self._at()}; {saved}"
@@ -550,10 +544,14 @@ class TrainingLoop:
         # If environments have ended, the last resume point is older than the present step.
         if self._at(kept) != self._at():
             message = f"stopped by a signal; the state {self._at(kept)} is saved in {folder}"
-        return Interrupted(message, exit_code=request.exit_code)
+        return errors.Interrupted(message, exit_code=request.exit_code)
 
     def _at(self, steps: Mapping[str, int] | None = None) -> str:
         """Return text on each behavior's step: the step in `steps`, or else the present step."""
         steps = steps or {name: learner.step for name, learner in self.learners.items()}
         text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
         return text or "before the first step"
+
+
+def _next_multiple(step: int, interval: int) -> int:
+    return (step // interval + 1) * interval

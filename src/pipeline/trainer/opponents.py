@@ -42,10 +42,7 @@ class Opponent:
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Choose actions for N agents as `Policy.act` does.
-
-        `memory` [N, M] is the agents' memory; only the part that belongs to the policy is used.
-        """
+        """Choose actions for N agents as `Policy.act` does; `memory` [N, M] may be longer."""
         n = self.policy.memory_size
         # A learner's memory may also have the critic's part, after the policy's part.
         recalled = memory[:, :n] if n and memory is not None else None
@@ -237,9 +234,9 @@ def results(terminal: TerminalSteps) -> AnyArray:
 
 
 class UnfinishedGames:
-    """The agents that still play, by group: a game is over when its group's last agent has ended.
+    """The agents that still play, by source (a team of one worker) and group.
 
-    A source is one team of one worker.
+    A game is over when its group's last agent has ended.
     """
 
     def __init__(self) -> None:

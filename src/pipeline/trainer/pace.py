@@ -35,12 +35,7 @@ while the environments work."""
 
 
 class PaceMeter:
-    """Measures the times of a behavior's exchanges with the environments and of its updates.
-
-    Args:
-        learner: learner of the behavior; its algorithm learns from a replay.
-        n_envs: number of environments that work at the same time.
-    """
+    """Measures a behavior's exchanges with `n_envs` parallel environments, and its updates."""
 
     def __init__(self, learner: Learner, *, n_envs: int) -> None:
         self._learner = learner
@@ -54,8 +49,7 @@ class PaceMeter:
     def exchanged(self, waited_s: float) -> bool:
         """Record an exchange; return whether the first update may be due now.
 
-        Args:
-            waited_s: total seconds that the loop has waited for environments in this run.
+        `waited_s` is the total time, in seconds, that the loop has waited for environments.
         """
         self._clocks.append((time.perf_counter(), waited_s))
         n_closed = self._learner.trajectories.n_closed
@@ -68,9 +62,7 @@ class PaceMeter:
     def chosen(self, *, compiles: bool, n_learners: int) -> float:
         """Return the chosen number of agent steps for each update, and log the measurements.
 
-        Args:
-            compiles: whether gradient steps are compiled.
-            n_learners: number of behaviors that share the time in which environments work.
+        `n_learners` behaviors share the time in which environments work.
         """
         learner, clocks = self._learner, torch.tensor(self._clocks, dtype=torch.float64)
         # Medians are used, because one slow exchange (a reset, another process) would move a mean.
@@ -106,12 +98,8 @@ class PaceMeter:
 def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: bool) -> float:
     """Return the seconds of an update from a replay, measured on a copy of the networks.
 
+    The copy learns from `rollout`; neither the state of `algorithm` nor its random streams change.
     On the CPU the result is processor time, so that other work of the machine does not count.
-
-    Args:
-        algorithm: algorithm to copy; neither its state nor its random streams change.
-        rollout: closed trajectories from which the copy learns.
-        compiles: whether gradient steps are compiled.
     """
     # The copy of the algorithm makes an update for each agent step from the first step on, and its
     # replay is small enough for the rollout to fill.

@@ -25,10 +25,8 @@ class SelfPlay:
     """Decides which team learns, draws its opponents, and rates the games.
 
     The training loop calls `join` when a behavior appears, `on_step` with each step of the
-    behavior, and `advance` between two steps.
-
-    Attributes:
-        learning: id of the learning team; None before a team has joined.
+    behavior, and `advance` between two steps. `learning` is the id of the learning team; None
+    before a team has joined.
     """
 
     def __init__(self) -> None:
@@ -84,8 +82,7 @@ class SelfPlay:
     def advance(self) -> bool:
         """Take a snapshot, change the learning team, and draw opponents, whichever is due.
 
-        Returns:
-            Whether the learning team has changed, so that the environments must be reset.
+        Returns whether the team has changed, so that the environments must be reset.
         """
         if self.learning is None:
             return False

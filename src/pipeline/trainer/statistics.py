@@ -55,11 +55,8 @@ class Statistics:
     ) -> None:
         """Add ended episodes; as in ML-Agents, `Episode Length` is the number of decisions minus 1.
 
-        Args:
-            returns: return of each episode, group rewards included.
-            lengths: decisions in each episode; 0 for an agent that ended before its first decision.
-            own: returns without group rewards, if group rewards have a statistic of their own.
-            learned: sums of the rewards to learn from, if they differ from `returns`.
+        `returns` have group rewards, `own` have none, and `learned` are the sums to learn from. A
+        length of 0 means that the agent ended before its first decision.
         """
         returns = list(returns)
         own = returns if own is None else own
@@ -83,11 +80,9 @@ class Statistics:
         return ended
 
     def add_environment(self, stats: Stats, *, with_most_recent: bool = True) -> None:
-        """Add the statistics that an environment has reported.
+        """Add reported values with their aggregation methods, by the name of the statistic.
 
-        Args:
-            stats: values with their aggregation methods, by the name of the statistic.
-            with_most_recent: whether to use MOST_RECENT values; True for the first worker only.
+        Only the first worker's MOST_RECENT values are used: `with_most_recent` is False for others.
         """
         for name, values in stats.items():
             for value, method in values:
@@ -119,10 +114,7 @@ class Statistics:
         return {tag: list(values) for tag, values in self._distributions.items()}
 
     def samples(self) -> dict[str, Sample]:
-        """Return this period's values of each tag, with the tag's aggregation method.
-
-        The values from before a resume are not included.
-        """
+        """Return the values of each tag in this period, since a resume, and the tag's method."""
         methods = StatsAggregationMethod
         by_tag: dict[str, Sample] = {}
         for tag, values in self._values.items():
@@ -145,20 +137,6 @@ class Statistics:
         self._values.clear()
         self.returns.clear()
         return values
-
-    def new(self) -> dict[str, Any]:
-        """Return all statistics as plain values, from which `of` makes equal statistics."""
-        # `ended` and `values` are not in checkpoints, but other processes need them.
-        return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
-
-    @staticmethod
-    def of(values: Mapping[str, Any]) -> Statistics:
-        """Return the statistics with the values that `new` returned."""
-        result = Statistics()
-        result.load_state_dict(values)
-        result._ended = list(values["ended"])
-        result._values = defaultdict(list, values["values"])
-        return result
 
     def add_from(self, others: Sequence[Statistics]) -> None:
         """Add the statistics of several processes; the first process gives the latest values."""

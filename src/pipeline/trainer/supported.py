@@ -12,11 +12,7 @@ from pipeline.settings.trainer.schema import ENCODERS, RunSettings, TrainerSetti
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
-    """Return the algorithm that trains a behavior with these settings.
-
-    Raises:
-        SettingsError: A setting is not supported.
-    """
+    """Return a behavior's algorithm; SettingsError if a setting is not supported."""
     try:
         # The order decides which error a user sees first: trainer, reward signals, encoders,
         # demonstrations.
@@ -32,11 +28,7 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
 
 
 def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
-    """Return the algorithm's class for these settings; imports its module.
-
-    Raises:
-        SettingsError: The class cannot be imported, or is not an `Algorithm`.
-    """
+    """Return the algorithm's imported class; SettingsError if it is none of `Algorithm`."""
     path = settings.hyperparameters.made_by
     try:
         algorithm = plugins.class_for(settings.trainer_type, path)
@@ -51,13 +43,9 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
 
 
 def refuse_untrainable(run: RunSettings) -> None:
-    """Refuse settings of a run with which no behavior can be trained.
+    """Raise SettingsError if no behavior can be trained, or a portable run has `compile`.
 
     One valid behavior is enough, because the environment may have only that behavior.
-
-    Raises:
-        SettingsError: No behavior of the settings can be trained, or `compile` is set in a portable
-            run.
     """
     if run.torch_settings.compile and machine.is_portable():
         raise SettingsError(
@@ -78,11 +66,7 @@ def refuse_untrainable(run: RunSettings) -> None:
 
 
 def usable_device(name: str | None) -> torch.device:
-    """Return the device of this name; None means cuda if this machine has it, else the CPU.
-
-    Raises:
-        SettingsError: This machine has no such device.
-    """
+    """Return the device of this name, or raise SettingsError; None means cuda, else the CPU."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

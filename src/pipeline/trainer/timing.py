@@ -1,11 +1,9 @@
-"""When summaries and checkpoints are due, and the seconds that each part of training takes."""
+"""The seconds that each part of training takes, and statistics that environments report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.core.steps import Steps
 from pipeline.envs.base import Stats
@@ -13,40 +11,10 @@ from pipeline.envs.workers import WorkerSet
 from pipeline.trainer.learner import Learner
 
 
-@dataclass(kw_only=True, slots=True)
-class Progress:
-    """Steps at which one behavior's next summary and checkpoint are due."""
-
-    next_summary: int
-    next_checkpoint: int
-
-    @classmethod
-    def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
-        """Return the steps at which the learner's next summary and checkpoint are due.
-
-        `run` is the shared state in the learner's resume file. If `run` names an earlier step
-        for the checkpoint than the settings give, that checkpoint was already due when the state
-        was saved, and waited for an update.
-        """
-        settings = learner.settings
-        following = next_multiple(learner.step, settings.checkpoint_interval)
-        saved = run.get("next_checkpoint", {}).get(learner.name, following)
-        return cls(
-            next_summary=next_multiple(learner.step, settings.summary_freq),
-            next_checkpoint=min(following, saved),
-        )
-
-
-def next_multiple(step: int, interval: int) -> int:
-    """Return the first multiple of `interval` above `step`."""
-    return (step // interval + 1) * interval
-
-
 class Stopwatch:
     """Measures the time that environments take, and adds the times that learners have measured.
 
-    Attributes:
-        n_exchanges: number of times that the environments got actions.
+    `n_exchanges` counts how often the environments got actions.
     """
 
     def __init__(self, workers: WorkerSet) -> None:

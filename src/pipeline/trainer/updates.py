@@ -37,11 +37,9 @@ a step of the loop."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Return how many steps of the loop an update may take for each row of the rollout.
+    """Return how many steps of the loop an update in a thread may take for each rollout row.
 
-    The result is for an update that runs in a thread. It is None if updates run between the loop's
-    steps, because gradient steps are short, or because an algorithm with a replay makes only a few
-    gradient steps at a time.
+    None for updates between the loop's steps: of short gradient steps, or a few with a replay.
     """
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
@@ -55,11 +53,7 @@ def steps_per_row(algorithm: Algorithm) -> float | None:
 
 
 class Updates:
-    """Computes each update of an algorithm completely when the update starts.
-
-    Args:
-        algorithm: the algorithm that learns.
-    """
+    """Computes each update of an algorithm completely when the update starts."""
 
     is_spread = False
     """Whether updates continue in later steps of the loop, so that each step calls `advance`."""
@@ -81,16 +75,12 @@ class Updates:
         return self.algorithm
 
     def start(self, rollout: Rollout, *, step: int) -> bool:
-        """Start to learn from a rollout; return whether an update has started.
+        """Learn from closed trajectories after `step` agent steps; return whether an update began.
 
         The caller must have taken the result of any earlier update.
 
-        Args:
-            rollout: closed trajectories.
-            step: number of agent steps so far, for the schedules.
-
         Raises:
-            TrainingError: See `Algorithm.update`.
+            TrainingError: See `Algorithm.update`; `advance` and `take` raise it, too.
         """
         self.algorithm.set_values = dict(self.set_values)
         self._stats = self.algorithm.update(rollout, step=step)
@@ -98,20 +88,12 @@ class Updates:
         return self.is_under_way
 
     def advance(self) -> None:
-        """Compute the part of the update under way that is due in one step of the loop.
-
-        Raises:
-            TrainingError: See `Algorithm.update`.
-        """
+        """Compute the part of the update under way that is due in one step of the loop."""
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # no update waits
         """Return a completed update's statistics, and let the new policy act; else return {}.
 
-        Args:
-            at_once: whether to complete an unfinished update first.
-
-        Raises:
-            TrainingError: See `Algorithm.update`.
+        With `at_once`, an unfinished update is completed first.
         """
         stats, self._stats, self.is_under_way = self._stats, {}, False
         return stats
@@ -136,10 +118,8 @@ class Updates:
 class Overlap(Updates):
     """Computes the updates of an algorithm during the steps of the loop after each rollout.
 
-    Args:
-        algorithm: the algorithm that learns; a copy of its policy acts during an update.
-        steps_per_row: if an update runs in a thread, the number of the loop's steps that it may
-            take for each row of the rollout; None to compute updates between the loop's steps.
+    A copy of the policy acts meanwhile. `steps_per_row` is the number of the loop's steps that an
+    update in a thread may take for each row; None computes updates between the loop's steps.
     """
 
     is_spread = True
@@ -257,11 +237,7 @@ class Overlap(Updates):
         return super().take()
 
     def state_dict(self) -> dict[str, Any]:
-        """Complete the update under way; return the algorithm's state and the acting weights.
-
-        Raises:
-            TrainingError: See `Algorithm.update`.
-        """
+        """Complete the update under way; return the algorithm's state and the acting weights."""
         # A call of `state_dict` must not change the step at which the updated policy begins to act.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
@@ -321,9 +297,6 @@ def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """Return an executor of one thread, with as many torch threads as this thread has.
-
-    OpenMP keeps the number of threads separately for each thread.
-    """
-    n = torch.get_num_threads()
+    """Return an executor of one thread, with as many torch threads as this thread has."""
+    n = torch.get_num_threads()  # OpenMP keeps a number for each thread
     return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

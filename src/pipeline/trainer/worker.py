@@ -13,11 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def work() -> int:
-    """Train together with the first process of the run; this process writes only a log.
-
-    Returns:
-        The exit code of the process. The first process reports this process's errors.
-    """
+    """Train together with the first process, which reports the errors; return the exit code."""
     # `torchrun` prints the output of all processes that it starts, so they log only warnings.
     if not started_here():
         logging.getLogger("pipeline").setLevel(logging.WARNING)

@@ -4,35 +4,26 @@ from collections import namedtuple
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
-import pettingzoo
 import pytest
-from stops_after import EndsWhen
+from mpe2 import simple_spread_v3
 from toys import BEHAVIOR, Chase
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, UnityObservationException
 from pipeline.settings import load_run_settings
-from pipeline.trainer import train
 from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.wire.codec.decoding import NonFiniteError
 
 # Classes as in ML-Agents: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
-
-
 Observed = namedtuple("Observed", "shape dimension_property observation_type name")
-
-
 Actions = namedtuple("Actions", "continuous_size discrete_branches")
-
-
 Spec = namedtuple("Spec", "observation_specs action_spec")
-
-
 NAME = "Walker?team=0"
 
 
@@ -260,52 +251,11 @@ def test_gymnasium_environments_get_different_seeds_and_are_closed_after_trainin
     assert runs[0] == runs[1]
 
 
-def test_behavior_of_a_registered_gymnasium_environment_is_named_after_the_environment_id(
-    tmp_path,
-):
-    env = gymnasium.make("CartPole-v1")
-    assert trained(env, tmp_path, "CartPole-v1")["CartPole-v1"].n_updates > 0
-
-
-class Pair(pettingzoo.ParallelEnv):
-    """Two agents with episodes that end together."""
-
-    metadata = {"name": "pair"}  # noqa: RUF012  # PettingZoo's form
-    possible_agents = ["left_0", "left_1"]  # noqa: RUF012
-
-    def observation_space(self, agent):
-        assert agent in self.possible_agents
-        return gymnasium.spaces.Box(0, 1, (2,), np.float64)
-
-    def action_space(self, agent):
-        assert agent in self.possible_agents
-        return gymnasium.spaces.Discrete(3)
-
-    def reset(self, seed=None, options=None):
-        assert (type(seed), options) == (int, None)
-        self.agents, self.age = list(self.possible_agents), 0
-        return self._all(np.zeros(2)), self._all({})
-
-    def step(self, actions):
-        assert set(actions) == set(self.agents)
-        self.age += 1
-        over = self.age == 4
-        result = [self._all(value) for value in (np.ones(2), 0.5, over, False, {})]
-        self.agents = [] if over else self.agents
-        return tuple(result)
-
-    def close(self):
-        self.agents = None
-
-    def _all(self, value):
-        return dict.fromkeys(self.agents, value)
-
-
 def test_policies_train_in_a_pettingzoo_environment_which_is_closed_afterwards(tmp_path):
-    env = Pair()
-    (result,) = trained(env, tmp_path, "left").values()
-    assert result.n_updates > 0
-    assert env.agents is None
+    env = simple_spread_v3.parallel_env()
+    env.close = Mock(wraps=env.close)
+    assert trained(env, tmp_path, "agent")["agent"].n_updates > 0
+    env.close.assert_called_once_with()
 
 
 def test_error_for_a_misspelled_behavior_name_in_a_mapping_of_settings_proposes_the_right_name(
@@ -317,11 +267,3 @@ def test_error_for_a_misspelled_behavior_name_in_a_mapping_of_settings_proposes_
     defaults = {"default_settings": settings("x")["behaviors"]["x"]}
     result = pipeline.train(Theirs(), defaults, seed=1, run_dir=tmp_path / "default")
     assert result.behaviors["Walker"].n_updates > 0
-
-
-def test_run_that_a_callback_ends_early_writes_a_final_checkpoint(tmp_path):
-    run = settings("Walker")
-    result = train(Theirs(), run, seed=1, run_dir=tmp_path, callbacks=[EndsWhen(lambda: True)])
-    walker = result.behaviors["Walker"]
-    assert walker.steps < run["behaviors"]["Walker"]["max_steps"]
-    assert walker.checkpoint.is_file()

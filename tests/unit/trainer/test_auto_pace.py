@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from in_turn import InTurn
 from toys import Chase, Forbidden
 
 from pipeline import trainer
 from pipeline.algos.sac import SAC
-from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
 from pipeline.settings.pace import MOST
 from pipeline.trainer import pace as pace_module
@@ -27,7 +27,7 @@ RUNS = {
     "xqc": (Chase, {"trainer_type": "xqc"}),
     "xqc, choices, from the first row on": (
         Forbidden,
-        {"trainer_type": "xqc", "time_horizon": 1, "buffer_init_steps": 0},
+        {"trainer_type": "xqc", "time_horizon": 1, "hyperparameters": {"buffer_init_steps": 0}},
     ),
 }
 
@@ -53,11 +53,9 @@ def fixed(monkeypatch):
 @pytest.fixture
 def run(quick, in_process, tmp_path):
     def train(toy, changes, name, pace, *, folder=None, **options):
-        hyperparameters = REPLAY | {"steps_per_update": pace}
-        if "buffer_init_steps" in changes:
-            hyperparameters["buffer_init_steps"] = changes["buffer_init_steps"]
-        more = {key: value for key, value in changes.items() if key != "buffer_init_steps"}
-        settings = quick(hyperparameters=hyperparameters, **{"max_steps": 200, **more})
+        own = changes.get("hyperparameters", {})
+        hyperparameters = {"hyperparameters": REPLAY | {"steps_per_update": pace} | own}
+        settings = quick(**{"max_steps": 200} | changes | hyperparameters)
         result = trainer.train(
             in_process(toy(seed=3, n_agents=2)),
             settings,
@@ -155,7 +153,7 @@ class Clock:
     thread_time = perf_counter
 
 
-class Elsewhere(InProcessEnvironment):
+class Elsewhere(InTurn):
     """An environment that works for `seconds` of the clock after it has got actions."""
 
     def __init__(self, toy, clock, seconds):
@@ -163,19 +161,13 @@ class Elsewhere(InProcessEnvironment):
         self._clock, self._seconds, self._ready = clock, seconds, 0.0
         self.n_exchanges = 0
 
-    def reset_send(self):
-        pass
-
-    def reset_wait(self):
-        self.reset()
-
     def step_send(self):
         self._ready = self._clock.now + self._seconds
 
     def step_wait(self):
         self._clock.now = max(self._clock.now, self._ready)
         self.n_exchanges += 1
-        self.step()
+        super().step_wait()
 
 
 @pytest.mark.parametrize(

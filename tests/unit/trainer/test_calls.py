@@ -23,8 +23,6 @@ from pipeline.wire.transport import spin_wait
 
 MOST = 160
 """Most calls per step of the loop, with twelve agents of balance_ball in one executable."""
-
-
 PACKAGE = str(Path(pipeline.__file__).parent)
 
 
@@ -260,12 +258,8 @@ def test_process_keeps_freed_memory_instead_of_returning_it_to_the_system():
 
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale.py"
-
-
 MB = 4
 """Megabytes by which a process may grow: more is a leak at these sizes."""
-
-
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 """Makes glibc return large blocks at once; else fragmentation would change the memory by 11 MB."""
 

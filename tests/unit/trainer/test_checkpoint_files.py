@@ -154,8 +154,6 @@ BEHAVIOR = {
     "max_steps": 500,
     "time_horizon": 8,
 }
-
-
 OTHERS = ("x", -1, 3.5, None, [], {}, b"x", torch.zeros(0), torch.zeros(2))
 
 
@@ -210,8 +208,6 @@ def edited(value, place, new):
 
 
 NOT_OURS = "this is not a checkpoint of this program"
-
-
 THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.ones(1))}
 
 

@@ -54,11 +54,7 @@ def played(curriculum, *steps):
 
 
 PLAIN = {"threshold": 1.0, "signal_smoothing": False}
-
-
 SMOOTH = {"threshold": 1.0, "signal_smoothing": True}
-
-
 HAND_WORKED = {
     "a reward equal to the threshold is not above it": (PLAIN, [[1.0], [1.0], [1.5]], 3),
     "no episode, no reward, even with a negative threshold": (
@@ -195,6 +191,9 @@ def test_lessons_of_a_behavior_average_its_returns_over_the_largest_min_lesson_l
     # p is measured by the mean over four episodes, though its min_lesson_length is 1
     steps = [[0.0], [0.0], [0.0], [3.0], [3.0]]
     assert played(curriculum, *steps) == [(5, "p", False)]
+    other = long | {"behavior": "Other"}  # does not make B's mean one over four episodes
+    curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, other, 2.0]))
+    assert played(curriculum, [0.0], [1.5]) == [(2, "p", False)]
 
 
 def test_several_parameters_can_begin_lessons_in_the_same_step():
@@ -245,8 +244,6 @@ MIDDLE = {
     "smoothed": [1.0, SMOOTH | {"min_lesson_length": 2}, 2.0, SMOOTH, 3.0],
     "progress": [1.0, {"measure": "progress", "threshold": 0.3, "min_lesson_length": 2}, 2.0],
 }
-
-
 STEPS = [
     ([0.4], 0.1),
     ([], 0.2),
@@ -309,22 +306,3 @@ def sampler(kind, **numbers):
 )
 def test_parameter_values_are_logged_in_the_words_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
-
-
-def test_min_lesson_length_of_one_behavior_does_not_affect_another_behavior(quick):
-    def lessons(behavior, length):
-        criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
-        criteria |= {"min_lesson_length": length, "signal_smoothing": False}
-        first = {"name": "first", "value": 1.0, "completion_criteria": criteria}
-        return {"curriculum": [first, {"name": "second", "value": 2.0}]}
-
-    settings = quick("One", "Two", parameters={"p": lessons("One", 1), "q": lessons("Two", 3)})
-    curriculum, begun = Curriculum(settings.environment_parameters), []
-    for one, two in ((0.0, 9.0), (0.0, 9.0), (3.0, None), (None, 9.0)):
-        for name, value in (("One", one), ("Two", two)):
-            returns = [] if value is None else [value]
-            curriculum.observe(name, returns=returns, step=0, max_steps=1)
-        begun.append(curriculum.advance().parameters)
-    # The last return of One is above 2, so p begins a lesson and all buffers are cleared. Then Two
-    # has one of the three episodes that q needs.
-    assert begun == [(), (), ("p",), ()]

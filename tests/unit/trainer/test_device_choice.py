@@ -5,6 +5,7 @@
 
 import logging
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,40 +34,14 @@ def two_devices(monkeypatch):
     monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU, SECOND])
 
 
-@pytest.fixture
-def slow(monkeypatch):
-    """Makes acting slow on one device.
-
-    The device is taken from `generator_for`, because torch calls the device of tensors on `cpu:0`
-    only `cpu`.
-    """
-
-    def choose(slower):
-        measured = []
-        stream_for, act = device_choice.generator_for, Policy.act
-
-        def noted(seed, device, *names):
-            measured.append(device)
-            return stream_for(seed, device, *names)
-
-        def slowly(*arguments):
-            if measured[-1] == slower:
-                time.sleep(0.1)
-            return act(*arguments)
-
-        monkeypatch.setattr(device_choice, "generator_for", noted)
-        monkeypatch.setattr(Policy, "act", slowly)
-
-    return choose
-
-
 def settings_of(**changes):
     return load_run_settings(None, overrides={"behaviors": {"Toy": changes}}).behaviors["Toy"]
 
 
 @pytest.mark.parametrize(("slower", "wanted"), [(CPU, SECOND), (SECOND, CPU)])
-def test_faster_device_is_chosen_and_logged(slower, wanted, two_devices, slow, caplog):
-    slow(slower)
+def test_faster_device_is_chosen_and_logged(slower, wanted, two_devices, monkeypatch, caplog):
+    seconds = lambda *arguments, **_: 2.0 if arguments[-1] == slower else 1.0  # noqa: E731
+    monkeypatch.setattr(device_choice, "step_seconds", seconds)
     caplog.set_level(logging.INFO)
     device = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
     assert device == wanted
@@ -109,26 +84,18 @@ def test_device_measurement_does_not_use_the_global_random_stream(trainer_type, 
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+def test_measured_time_of_a_step_is_the_time_of_an_agent_to_act(monkeypatch):
+    act = Policy.act
+    monkeypatch.setattr(Policy, "act", lambda *given: (time.sleep(0.02), act(*given))[1])
+    measured = step_seconds(Chase.spec, settings_of(trainer_type="ppo"), CPU, n_agents=2)
+    assert measured > 0.02 / 2
+
+
 def test_minibatches_per_step_are_computed_from_the_hyperparameters_of_ppo_and_sac():
     ppo = settings_of(trainer_type="ppo", hyperparameters={"batch_size": 64, "num_epoch": 3})
     sac = settings_of(trainer_type="sac", hyperparameters={"steps_per_update": 10})
     assert ppo.hyperparameters.minibatches_per_step == 3 / 64
     assert sac.hyperparameters.minibatches_per_step == 0.1
-
-
-def test_resumed_run_keeps_its_device_without_measuring_again(
-    two_devices, quick, tmp_path, in_process, monkeypatch
-):
-    monkeypatch.setattr(device_choice, "step_seconds", lambda *_, **__: next(times))
-    times = iter([2.0, 1.0, 1.0, 2.0])
-    train = {"seed": 1, "run_dir": tmp_path, "device": None}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **train)
-    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
-    assert saved["run"]["devices"] == {"Toy": "cpu:0"}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=600), resume=True, **train)
-    saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
-    assert saved["run"]["devices"] == {"Toy": "cpu:0"}
-    assert saved["learner"]["step"] >= 600
 
 
 @pytest.mark.parametrize("name", ["warp", "xla", "hpu"])
@@ -199,17 +166,21 @@ def test_learner_on_a_gpu_or_in_a_portable_run_uses_one_thread_without_a_measure
     assert measured == []
 
 
-def test_a_resumed_run_keeps_its_number_of_threads(cores, quick, tmp_path, in_process):
-    costs = {1: 2.0, 2: 1.0, 4: 1.5}
-    measured = cores(4, costs)
-    run = {"seed": 1, "run_dir": tmp_path, "torch_threads": None}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **run)
-    path = tmp_path / "Toy" / "checkpoint.pt"
-    assert load_checkpoint(path)["run"]["threads"] == 2
-    costs |= {4: 0.1}
-    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=600), resume=True, **run)
-    assert measured == [1, 2, 4]
-    assert load_checkpoint(path)["run"]["threads"] == 2
+def test_resumed_run_keeps_its_device_and_number_of_threads_without_measuring_again(
+    two_devices, cores, quick, tmp_path, in_process, monkeypatch
+):
+    cores(4, {})
+    measured = Mock(side_effect=[2.0, 1.0, 2.0, 1.0, 1.5])  # two devices, then 1, 2 and 4 threads
+    monkeypatch.setattr(device_choice, "step_seconds", measured)
+    run = {"seed": 1, "run_dir": tmp_path, "device": None, "torch_threads": None}
+    for max_steps in (300, 600):
+        settings = quick(max_steps=max_steps)
+        resume = max_steps == 600
+        pipeline.train(in_process(Chase(n_agents=4)), settings, resume=resume, **run)
+        saved = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
+        assert (saved["run"]["devices"], saved["run"]["threads"]) == ({"Toy": "cpu:0"}, 2)
+        assert saved["learner"]["step"] >= max_steps
+    assert measured.call_count == 5
 
 
 def test_threads_for_updates_start_with_the_measured_number_of_torch_threads(

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -42,11 +43,7 @@ def test_environments_become_workers_in_the_given_order():
 
 
 UNIFORM = {"sampler_type": "uniform", "sampler_parameters": {"min_value": 0.1, "max_value": 0.7}}
-
-
 GAUSSIAN = {"sampler_type": "gaussian", "sampler_parameters": {"mean": 2, "st_dev": 1}}
-
-
 RANGES = {
     "sampler_type": "multirangeuniform",
     "sampler_parameters": {"intervals": [[7, 10], [15.1, 20]]},
@@ -139,30 +136,20 @@ def test_environment_that_cannot_sample_receives_a_newly_sampled_value_with_ever
     assert env.take_stats() == {}
 
 
-@pytest.mark.parametrize(
-    ("start", "engine", "expected"),
-    [
-        (b"\x7fELF", {}, True),
-        (b"\x7fELF", {"no_graphics_monitor": True}, False),
-        (b"#!/bin/sh\n", {}, False),
-        (b"#!/bin/sh\n", {"no_graphics": True}, True),
-    ],
-)
-def test_executable_runs_without_graphics_if_there_is_no_display(
-    monkeypatch, tmp_path, start, engine, expected
+@pytest.mark.parametrize("headless", [True, False])
+@pytest.mark.parametrize("engine", [{}, {"no_graphics_monitor": True}, {"no_graphics": True}])
+def test_executable_runs_without_graphics_if_a_setting_or_the_machine_requires_it(
+    monkeypatch, tmp_path, engine, headless
 ):
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"):
-        monkeypatch.delenv(name, raising=False)
-    seen = {}
-    monkeypatch.setattr(environment, "launch_workers", lambda *_, **options: seen.update(options))
+    launch = Mock()
+    monkeypatch.setattr(environment, "launch_workers", launch)
+    monkeypatch.setattr(environment, "runs_headless", lambda path: path == player and headless)
     player = tmp_path / "Game.x86_64"
-    player.write_bytes(start)
+    player.touch()
     settings = load_run_settings(None, overrides={"engine_settings": engine}).with_seed(1)
     opened(tmp_path / "Game", settings)
-    assert seen["no_graphics"] is expected
-    monkeypatch.setenv("DISPLAY", ":0")
-    opened(tmp_path / "Game", settings)
-    assert seen["no_graphics"] is engine.get("no_graphics", False)
+    is_required = engine.get("no_graphics", not engine and headless)
+    assert launch.call_args.kwargs["no_graphics"] is is_required
 
 
 @pytest.mark.slow

@@ -15,26 +15,12 @@ from pipeline.simulators import registry
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 GOAL = ObservationType.GOAL_SIGNAL
-
-
 VECTOR, IMAGE = ObservationSpec.vector(3), ObservationSpec.visual(3, 20, 20)
-
-
 LIST = ObservationSpec.entities(4, 2)
-
-
 VECTOR_GOAL = ObservationSpec.vector(2, "wish", GOAL)
-
-
 IMAGE_GOAL = ObservationSpec.visual(1, 20, 20, "target")._replace(observation_type=GOAL)
-
-
 LIST_GOAL = ObservationSpec.entities(3, 2, "wishes")._replace(observation_type=GOAL)
-
-
 MEMORY = {"memory": {"sequence_length": 4, "memory_size": 8}}
-
-
 HYBRID = ActionSpec(2, (3,))
 
 
@@ -55,8 +41,6 @@ CASES = {
         HYBRID,
     ),
 }
-
-
 HYPERPARAMETERS = {
     "ppo": {"batch_size": 16, "buffer_size": 32, "num_epoch": 1},
     "poca": {"batch_size": 16, "buffer_size": 32, "num_epoch": 1},
@@ -160,47 +144,35 @@ def combined(algorithm, environment, folder, *, observation="vector", **changes)
     return result
 
 
+SIGNALS = {
+    "extrinsic": {"gamma": 0.9, "strength": 1.0},
+    "curiosity": {"gamma": 0.9, "strength": 0.02},
+    "rnd": {"gamma": 0.9, "strength": 0.01},
+}
+GAMES = {"save_steps": 800, "team_change": 1200, "swap_steps": 300, "window": 3}
 observations = pytest.mark.parametrize("observation", ["vector", "memory"])
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"self_play": GAMES}, {"reward_signals": SIGNALS}, {"threaded": True}], ids=str
+)
 @observations
 @algorithms
-def test_every_algorithm_trains_and_exports_with_self_play(algorithm, observation, tmp_path):
-    games = {"save_steps": 800, "team_change": 1200, "swap_steps": 300, "window": 3}
-    pong = registry.make("pong", seed=1)
-    result = combined(algorithm, pong, tmp_path, self_play=games, observation=observation)
-    assert result.elo not in (None, 1200.0)
-
-
-@pytest.mark.slow
-@observations
-@algorithms
-def test_every_algorithm_trains_and_exports_with_curiosity_and_rnd(
-    algorithm, observation, tmp_path
+def test_every_algorithm_trains_and_exports_with_self_play_learned_rewards_and_threaded_updates(
+    algorithm, observation, options, tmp_path
 ):
-    signals = {
-        "extrinsic": {"gamma": 0.9, "strength": 1.0},
-        "curiosity": {"gamma": 0.9, "strength": 0.02},
-        "rnd": {"gamma": 0.9, "strength": 0.01},
-    }
+    is_game = "self_play" in options
     toy = Answer("hybrid", observation, seed=1, team_size=2)
-    options = {"observation": observation, "reward_signals": signals}
-    result = combined(algorithm, toy, tmp_path, **options)
+    environment = registry.make("pong", seed=1) if is_game else toy
+    result = combined(algorithm, environment, tmp_path, observation=observation, **options)
+    assert not is_game or result.elo not in (None, 1200.0)
     state = load_checkpoint(result.checkpoint)["learner"]["algorithm"]["signals"]
-    for name in ("curiosity", "rnd"):
+    for name in ("curiosity", "rnd") if "reward_signals" in options else ():
         moments = state[name]["optimizer"]["state"][0]
         assert float(moments["step"]) > 1
         assert moments["exp_avg"].abs().sum() > 0
-
-
-@pytest.mark.slow
-@observations
-@algorithms
-def test_every_algorithm_trains_and_exports_with_threaded_updates(algorithm, observation, tmp_path):
-    toy = Answer("hybrid", observation, seed=1, team_size=2)
-    combined(algorithm, toy, tmp_path, observation=observation, threaded=True)
 
 
 @pytest.mark.slow

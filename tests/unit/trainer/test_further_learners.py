@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,12 +30,7 @@ from pipeline.envs.side_channels import (
     StateChannel,
     StatsSideChannel,
 )
-from pipeline.errors import (
-    Interrupted,
-    LearnerLostError,
-    PipelineError,
-    SettingsError,
-)
+from pipeline.errors import Interrupted, LearnerLostError, PipelineError, SettingsError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import api, environment, worker
 from pipeline.trainer.api import refuse_single_process_only, without_threaded
@@ -45,8 +41,19 @@ from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.environment import JobSpec
 
 CPU = torch.device("cpu")
-
-
+OPTIONS = {
+    "seed": 5,
+    "run_dir": Path("runs").resolve(),
+    "num_envs": 3,
+    "env_args": ["--a", "1"],
+    "base_port": 5005,
+    "log_folder": Path("logs").resolve(),
+    "init_from": {"A": Path("a.pt").resolve()},
+    "whole_weights": True,
+    "resume": True,
+    "torch_threads": 2,
+    "starting_lesson": 1,
+}
 TOY = {"behaviors": {"A": {"trainer_type": "ppo", "threaded": True}}}
 
 
@@ -66,36 +73,18 @@ def launched(monkeypatch):
     return be
 
 
-class ProcessGroup:
-    """Replaces `DistributedGroup`: records its arguments, and whether it was closed."""
-
-    made: list[ProcessGroup]
-
-    def __init__(self, store, *, rank, size, device, others=None, stop=None):
-        self.store, self.rank, self.size, self.device = store, rank, size, device
-        self.others, self.stop, self.closed = others, stop, False
-        type(self).made.append(self)
-
-    def close(self):
-        self.closed = True
-
-
-class Others:
-    """Replaces `LocalWorkers`: records its arguments, and the time limits of calls of `end`."""
-
-    def __init__(self, n, **options):
-        self.n, self.options, self.grace = n, options, []
-
-    def end(self, grace_s):
-        self.grace.append(grace_s)
-
-
 @pytest.fixture
 def made(monkeypatch):
-    ProcessGroup.made = []
-    monkeypatch.setattr(workers, "DistributedGroup", ProcessGroup)
-    monkeypatch.setattr(workers, "LocalWorkers", Others)
-    return ProcessGroup.made
+    """Replace `DistributedGroup` and `LocalWorkers`; return the groups, which are made later."""
+    groups = []
+
+    def group(store, **options):
+        groups.append(Mock(store=store, **{"others": None} | options))
+        return groups[-1]
+
+    monkeypatch.setattr(workers, "DistributedGroup", group)
+    monkeypatch.setattr(workers, "LocalWorkers", lambda n, **options: Mock(n=n, options=options))
+    return groups
 
 
 def reported(store, rank):
@@ -125,9 +114,10 @@ def test_first_process_starts_and_ends_the_other_processes(made, tmp_path, error
         if error is not None:
             raise error
     (member,) = made
-    assert (member.rank, member.size, member.device, member.closed) == (0, 3, CPU, True)
+    assert (member.rank, member.size, member.device, member.close.called) == (0, 3, CPU, True)
     local = member.others
-    assert (local.n, local.grace, reported(member.store, 0)) == (2, [grace], failures)
+    local.end.assert_called_once_with(grace)
+    assert (local.n, reported(member.store, 0)) == (2, failures)
     assert local.options == {"port": local.options["port"], "threads": 2, "log_folder": tmp_path}
     assert local.options["port"] > 0
 
@@ -149,10 +139,10 @@ def test_joining_process_takes_the_device_type_of_the_first_process(
     launched(2, 3)
     monkeypatch.setenv("PIPELINE_LEARNER", "" if by == "torchrun" else "1")
     with workers.joined() as ranks:
-        assert not ranks.closed
+        assert not ranks.close.called
         assert ends == (["with parent"] if by == "torchrun" else [ranks.stop])
     (member,) = made
-    assert (member.rank, member.size, member.device, member.closed) == (2, 3, CPU, True)
+    assert (member.rank, member.size, member.device, member.close.called) == (2, 3, CPU, True)
     assert member.others is None
     assert calls == [("env://", 2, 3, group_module.PATIENCE_S)]
 
@@ -167,9 +157,7 @@ def test_error_of_a_joined_process_is_reported_to_the_waiting_processes(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(workers, "_follow_first_process", lambda _: None)
 
-    def refuses(*_, **__):
-        raise PipelineError("no luck")
-
+    refuses = Mock(side_effect=PipelineError("no luck"))
     if at == "device":
         monkeypatch.setattr(workers, "usable_device", refuses)
     if at == "group":
@@ -179,7 +167,7 @@ def test_error_of_a_joined_process_is_reported_to_the_waiting_processes(
     with pytest.raises(PipelineError, match="no luck"), workers.joined():
         refuses()
     assert reported(store, 2) == ["no luck"]
-    assert [group.closed for group in made] == ([True] if at == "work" else [])
+    assert [group.close.called for group in made] == ([True] if at == "work" else [])
 
 
 class Said:
@@ -200,15 +188,13 @@ def run(monkeypatch, tmp_path):
     """Train with several learners up to the opening of the environments."""
     seen = SimpleNamespace(ranks=Said(), started=[], joined=[], opened=[], threads=[])
 
-    @contextlib.contextmanager
     def started(n, **options):
         seen.started.append((n, options))
-        yield seen.ranks
+        return contextlib.nullcontext(seen.ranks)
 
-    @contextlib.contextmanager
     def joined(device=None):
         seen.joined.append(device)
-        yield seen.ranks
+        return contextlib.nullcontext(seen.ranks)
 
     def opened(job, group):
         seen.opened.append((job, group))
@@ -230,21 +216,9 @@ def run(monkeypatch, tmp_path):
 
 def test_single_process_opens_environments_with_the_arguments_of_train(run, tmp_path):
     save_checkpoint(tmp_path / "a.pt", {"learner": {}})
-    options = {
-        "seed": 4,
-        "run_dir": tmp_path,
-        "num_envs": 2,
-        "env_args": ["-x"],
-        "base_port": 6000,
-        "log_folder": tmp_path / "logs",
-        "init_from": {"A": tmp_path / "a.pt"},
-        "whole_weights": True,
-        "resume": True,
-        "torch_threads": 2,
-        "starting_lesson": 1,
-    }
+    options = OPTIONS | {"run_dir": tmp_path, "init_from": {"A": tmp_path / "a.pt"}}
     run_settings = load_run_settings(None, overrides=TOY)
-    job = JobSpec(env="game", settings=run_settings.with_seed(4), **options)
+    job = JobSpec(env="game", settings=run_settings.with_seed(5), **options)
     assert run(run_settings, **options).opened == [(job, SINGLE_PROCESS)]
 
 
@@ -346,9 +320,7 @@ def test_waiting_for_an_ended_process_raises_an_error_with_its_exit_code(alone, 
 
 
 def test_broken_connection_raises_learner_lost_error_with_the_reason(alone, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("connection\nreset")
-
+    fails = Mock(side_effect=RuntimeError("connection\nreset"))
     monkeypatch.setattr(group_module.dist, "all_reduce", fails)
     for wait in (lambda: alone.most(1), lambda: alone.average_gradients_(torch.zeros(1))):
         with pytest.raises(LearnerLostError, match=r"no longer answers \(connection reset"):
@@ -398,18 +370,12 @@ def test_started_process_ends_if_the_first_process_ends_before_they_connect(tmp_
             assert process.wait(60.0) == PipelineError.exit_code
 
 
-BEFORE_ITS_PLACE = """
+INTERRUPTED = """
 from datetime import timedelta
 import os, signal, threading, time
 import torch
 from torch.distributed import TCPStore
-from pipeline.errors import LearnerLostError
 from pipeline.trainer.distributed import workers
-from pipeline.trainer.distributed.group import DistributedGroup
-
-class Others:
-    def ended(self):
-        return {1: "was ended by SIGKILL"}
 
 def interrupt(words):
     words.get("device")  # which it says before it waits for the other
@@ -420,15 +386,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us 
 patience = timedelta(seconds=600)
 store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
 place = {"rank": 0, "size": 2, "device": torch.device("cpu")}
-"""
-LOST = """
-try:
-    DistributedGroup(store, others=Others(), **place)
-except LearnerLostError as error:
-    print(error, flush=True)
-    os._exit(7)
-"""
-STOPPED = """
 other = store.clone()
 threading.Thread(target=interrupt, args=(store.clone(),)).start()
 try:
@@ -440,17 +397,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "told"),
-    [
-        (LOST, "the learner of rank 1 (of 2) was ended by SIGKILL\n"),
-        (STOPPED, "KeyboardInterrupt\n"),
-    ],
-    ids=["lost", "stopped"],
-)
-def test_end_of_a_process_before_the_process_group_exists_is_reported_at_once(program, told):
-    done = python("-c", BEFORE_ITS_PLACE + program, check=False)
-    assert (done.returncode, done.stdout) == (7, told), done.stderr
+def test_interrupt_before_the_process_group_exists_is_reported_at_once():
+    done = python("-c", INTERRUPTED, check=False)
+    assert (done.returncode, done.stdout) == (7, "KeyboardInterrupt\n"), done.stderr
 
 
 def settings(**changes):
@@ -460,22 +409,8 @@ def settings(**changes):
 
 
 def job(**changes):
-    values = {
-        "settings": settings(),
-        "seed": 5,
-        "run_dir": Path("runs").resolve(),
-        "env": str(Path("game").resolve()),
-        "num_envs": 3,
-        "env_args": ["--a", "1"],
-        "base_port": 5005,
-        "log_folder": Path("logs").resolve(),
-        "init_from": {"A": Path("a.pt").resolve()},
-        "whole_weights": True,
-        "resume": True,
-        "torch_threads": 2,
-        "starting_lesson": 1,
-    }
-    return JobSpec(**(values | changes))
+    env = str(Path("game").resolve())
+    return JobSpec(**{"settings": settings(), "env": env} | OPTIONS | changes)
 
 
 def arrived(job):
@@ -548,30 +483,34 @@ ENV = {
 
 
 def test_executables_receive_all_engine_and_env_settings(monkeypatch, tmp_path):
-    seen = {}
-
-    def launch(file_name, n_workers, **options):
-        seen.update(options, file_name=file_name, n_workers=n_workers)
-
+    launch = Mock()
     monkeypatch.setattr(environment, "launch_workers", launch)
     run = load_run_settings(None, overrides={"engine_settings": ENGINE, "env_settings": ENV})
     options = {"env_args": ["-x"], "base_port": 6000, "log_folder": tmp_path}
     job = JobSpec(settings=run, seed=4, run_dir=Path(), env="game", num_envs=3, **options)
     environment.open_workers(job, SimpleNamespace(rank=2, size=4))
-    assert (seen["file_name"], seen["n_workers"], seen["additional_args"]) == ("game", 3, ["-x"])
-    assert seen["seed"] == seeding.derive(4, "environment")
-    assert seen["base_port"] == 6000
-    assert (seen["first"], seen["n_all"]) == (6, 12)
-    assert seen["log_folder"] == str(tmp_path.resolve())
-    assert (seen["no_graphics"], seen["no_graphics_monitor"]) == (True, False)
-    assert (seen["timeout_wait"], seen["num_areas"]) == (77, 8)
-    limits = seen["restarts"]
-    assert limits.max_lifetime_restarts == 9
-    assert (limits.restarts_rate_limit_n, limits.restarts_rate_limit_period_s) == (2, 33)
+    channels = launch.call_args.kwargs["side_channels"]
+    launch.assert_called_once_with(
+        "game",
+        3,
+        additional_args=["-x"],
+        seed=seeding.derive(4, "environment"),
+        base_port=6000,
+        first=6,
+        n_all=12,
+        log_folder=str(tmp_path.resolve()),
+        no_graphics=True,
+        no_graphics_monitor=False,
+        timeout_wait=77,
+        num_areas=8,
+        restarts=run.env_settings,
+        side_channels=channels,
+    )
+    assert ENV.items() <= asdict(run.env_settings).items()
     # Each worker has its own channels, and the engine gets its settings through them.
     expected = EngineConfigurationChannel()
     expected.set_configuration_parameters(101, 102, 3, 4.0, 55, 66)
-    first, second = seen["side_channels"](), seen["side_channels"]()
+    first, second = channels(), channels()
     assert not {id(channel) for channel in first} & {id(channel) for channel in second}
     (engine,) = [channel for channel in first if isinstance(channel, EngineConfigurationChannel)]
     assert SideChannelManager([engine]).outgoing() == SideChannelManager([expected]).outgoing()
@@ -579,34 +518,14 @@ def test_executables_receive_all_engine_and_env_settings(monkeypatch, tmp_path):
     assert {type(channel) for channel in first} == {EngineConfigurationChannel, *other_types}
 
 
-class Process:
-    """Replaces a learner's process: environment variables, standard input and exit code."""
-
-    def __init__(self, _command, **options):
-        self.env, self.code, self.sent = options["env"], None, []
-        self.is_closed = False
-        self.stdin = self
-        self.own_session = options["start_new_session"]
-
-    def write(self, content):
-        self.sent.append(content)
-
-    def flush(self):
-        pass
-
-    def close(self):
-        self.is_closed = True
-
-    def poll(self):
-        return self.code
-
-    def wait(self, _timeout):
-        return self.code
-
-
 @pytest.fixture
 def others(monkeypatch, tmp_path):
-    monkeypatch.setattr(workers.subprocess, "Popen", Process)
+    """Two learners of `LocalWorkers` without processes."""
+
+    def process(_command, **options):
+        return Mock(**options | {"poll.return_value": None, "stdin": Mock()})
+
+    monkeypatch.setattr(workers.subprocess, "Popen", process)
     monkeypatch.setenv("PYTHONPATH", "mine")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
@@ -615,7 +534,7 @@ def others(monkeypatch, tmp_path):
 def test_started_processes_get_store_rank_and_size_by_environment_variables(others):
     source = str(Path(workers.__file__).parents[3])
     for rank, process in others._processes.items():
-        assert process.own_session
+        assert process.start_new_session
         ranks = {name: process.env[name] for name in ("RANK", "LOCAL_RANK")}
         assert ranks == {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         assert process.env["WORLD_SIZE"] == process.env["LOCAL_WORLD_SIZE"] == "3"
@@ -636,7 +555,7 @@ def test_started_processes_get_store_rank_and_size_by_environment_variables(othe
 )
 def test_ended_process_is_reported_with_its_exit_code_or_signal_and_its_log(others, code, how):
     assert others.ended() == {}
-    others._processes[2].code = code
+    others._processes[2].poll.return_value = code
     assert others.ended() == {2: f"{how}; its log is {others.log_of(2)}"}
     assert others.log_of(2).name == "learner-2.log"
 
@@ -644,45 +563,34 @@ def test_ended_process_is_reported_with_its_exit_code_or_signal_and_its_log(othe
 def test_only_the_first_request_to_stop_is_forwarded_to_the_other_processes(others):
     others.forward_stop(15)
     others.forward_stop(2)
-    assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]
+    for process in others._processes.values():
+        process.stdin.write.assert_called_once_with(b"15\n")
 
 
 def test_learners_share_one_time_limit_to_end_and_are_killed_after_this_limit(others, monkeypatch):
-    now, waits, killed = [100.0], [], []
+    now, waits = [100.0], []
 
-    def wait(process, seconds=None):
+    def wait(seconds=None):
         if seconds is not None:
             waits.append(seconds)
             now[0] += seconds
             raise workers.subprocess.TimeoutExpired("learner", seconds)
 
-    def kill(process):
-        killed.append(process)
-
-    monkeypatch.setattr(Process, "wait", wait)
-    monkeypatch.setattr(Process, "kill", kill, raising=False)
+    for process in others._processes.values():
+        process.wait.side_effect = wait
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now[0]))
     others.end(15.0)
-    assert all(process.is_closed for process in others._processes.values()), "each is closed"
-    assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
+    assert waits == [15.0, 0.0]
+    for process in others._processes.values():
+        assert (process.stdin.close.called, process.kill.called) == (True, True)
 
 
 def test_started_learners_are_ended_if_another_learner_cannot_be_started(monkeypatch, tmp_path):
-    ended = []
-
-    class Second(Process):
-        def __init__(self, *arguments, **options):
-            if options["env"]["RANK"] == "2":
-                raise MemoryError
-            super().__init__(*arguments, **options)
-
-        def wait(self, seconds):
-            ended.append(seconds)
-
-    monkeypatch.setattr(workers.subprocess, "Popen", Second)
+    first = Mock()
+    monkeypatch.setattr(workers.subprocess, "Popen", Mock(side_effect=[first, MemoryError]))
     with pytest.raises(MemoryError):
         workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
-    assert ended == [pytest.approx(workers._SHORT_GRACE_S, abs=1.0)]
+    assert first.wait.call_args.args == (pytest.approx(workers._SHORT_GRACE_S, abs=1.0),)
 
 
 def test_each_learner_uses_the_gpu_with_its_local_rank(monkeypatch):
@@ -722,10 +630,6 @@ def test_learner_with_another_version_of_pipeline_or_torch_is_refused(what):
     ],
 )
 def test_worker_process_exits_with_the_code_of_its_error(monkeypatch, error, code):
-    def run_as_learner():
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(worker, "run_as_learner", run_as_learner)
+    monkeypatch.setattr(worker, "run_as_learner", Mock(side_effect=error))
     monkeypatch.setenv("PIPELINE_LEARNER", "1")
     assert worker.work() == code

@@ -1,12 +1,14 @@
 """Present lessons are sent to environments, and reported statistics are recorded."""
 
-import copy
+import itertools
 import logging
-from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
+from duels import Duel
+from pairs import Pair
 from toys import Corridor, Toy
 
 import pipeline
@@ -14,16 +16,12 @@ from pipeline import trainer
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
-from pipeline.tracking.sinks import TrackedRun
-from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 
 SHORT = {"measure": "progress", "behavior": "Toy", "threshold": 0.3}
-
-
 LATER = {"measure": "progress", "behavior": "Toy", "threshold": 0.6, "require_reset": True}
 
 
@@ -87,11 +85,11 @@ def curriculum(*items):
 def told(toy):
     """Return the parameters and resets of a toy, each with the number of steps before it."""
     events, n_steps = [], 0
-    for call in toy.calls:
-        if call == ("step",):
+    for event in toy.calls:
+        if event == ("step",):
             n_steps += 1
         else:
-            events.append((n_steps, *call))
+            events.append((n_steps, *event))
     return events
 
 
@@ -200,42 +198,12 @@ def test_parameter_that_cannot_be_sent_to_the_environment_causes_one_warning(
     ]
 
 
-def test_new_training_loop_continues_the_lessons_from_the_saved_state(
-    configured, in_process, make_loop, tmp_path
-):
-    """The state of the curriculum is enough to resume its lessons."""
-    reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 400}
-    settings = configured(pay=[2.0, SHORT, 3.0, reward, 4.0])
-    loops, toys = [], []
-    for label in ("one", "two"):
-        toys.append(Told(n_agents=4))
-        with WorkerSet([in_process(toys[-1])]) as workers:
-            loop = make_loop(workers, settings, run_dir=tmp_path / label)
-            if loops:
-                loop.lessons.restore({"lessons": loops[0].lessons.state_dict()}, exact=False)
-            loop.run(StopRequest())
-        loops.append(loop)
-    # The first run has seen some of the 400 episodes that the second lesson needs.
-    assert 0 < len(loops[0].lessons.curriculum.state_dict()["returns"]["Toy"]) < 400
-    assert told(toys[1])[:2] == [(0, "pay", 3.0), (0, "reset")]
-    assert told(toys[1])[2][1:] == ("pay", 4.0)
-    # No returns are kept after the last lesson.
-    assert loops[1].lessons.curriculum.is_over
-    assert loops[1].learners["Toy"].statistics.take_ended() == []
-
-
-class Workers:
-    """Records the calls to a worker set, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def reset(self):
-        self.calls.append("reset")
-
-    def set_parameter(self, name, value):
-        self.calls.append((name, value))
-        return True
+def test_no_returns_are_kept_after_the_last_lesson(configured, in_process, make_loop):
+    with WorkerSet([in_process(Told(n_agents=4))]) as workers:
+        loop = make_loop(workers, configured(pay=[2.0, SHORT, 3.0]))
+        loop.run(StopRequest())
+    assert loop.lessons.curriculum.is_over
+    assert loop.learners["Toy"].statistics.take_ended() == []
 
 
 def lessons(settings, workers):
@@ -248,40 +216,37 @@ def test_lesson_that_began_before_a_kill_is_sent_to_the_environments_after_the_r
 ):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
-    before = lessons(settings, Workers())
+    before = lessons(settings, Mock())
     learner.step = 400
     before.on_step([learner])  # killed before `apply` has sent the value
-    workers = Workers()
+    workers = Mock()
     after = lessons(settings, workers)
     after.restore({"lessons": before.state_dict()}, exact=exact)
     if not exact:
         after.begin()
     after.apply([learner])
-    assert workers.calls == [("pay", 2.0), ("wind", 3.0), "reset"]
+    sent = [call.set_parameter("pay", 2.0), call.set_parameter("wind", 3.0), call.reset()]
+    assert workers.mock_calls == sent
     assert not after.apply([learner])
 
 
 def test_lesson_measures_the_behavior_in_its_completion_criteria(quick):
-    def criteria(**values):
-        return [
-            {"name": "a", "value": 1.0, "completion_criteria": values},
-            {"name": "b", "value": 2.0},
-        ]
-
-    settings = quick(
-        limits={"One": 100, "Two": 1000},
-        self_play={"window": 1},
-        parameters={
-            name: {"curriculum": criteria(behavior=behavior, measure=measure, threshold=threshold)}
-            for name, behavior, measure, threshold in (
-                ("p1", "One", "progress", 0.5),
-                ("p2", "Two", "progress", 0.5),
-                ("r1", "One", "reward", 3.0),
-                ("e2", "Two", "elo", 1300.0),
+    parameters = {
+        name: {
+            "curriculum": curriculum(
+                1.0, {"behavior": behavior, "measure": measure, "threshold": threshold}, 2.0
             )
-        },
-    )
-    told = lessons(settings, Workers())
+        }
+        for name, behavior, measure, threshold in (
+            ("p1", "One", "progress", 0.5),
+            ("p2", "Two", "progress", 0.5),
+            ("r1", "One", "reward", 3.0),
+            ("e2", "Two", "elo", 1300.0),
+        )
+    }
+    limits = {"One": 100, "Two": 1000}
+    settings = quick(limits=limits, self_play={"window": 1}, parameters=parameters)
+    told = lessons(settings, Mock())
     one, two = (
         SimpleNamespace(
             name=name,
@@ -316,7 +281,7 @@ def test_resumed_run_starts_in_the_saved_lessons_and_sends_their_parameters_agai
         configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0),
         Told(n_agents=2),
     )
-    saved = lessons(settings, Workers())
+    saved = lessons(settings, Mock())
     saved.curriculum.load_state_dict({"lessons": {"pay": 1, "wind": 0}})
     with WorkerSet([InProcessEnvironment(toy)]) as workers:
         loop = make_loop(workers, settings)
@@ -333,7 +298,7 @@ def test_resumed_run_starts_in_the_saved_lessons_and_sends_their_parameters_agai
         loop._apply_lessons()
         assert learner.trajectories.n_held == 0
     again = [("pay", 2.0), ("wind", 3.0), ("reset",)]
-    assert told(toy) == [(n, *call) for n in (0, 3) for call in again]
+    assert told(toy) == [(n, *event) for n in (0, 3) for event in again]
 
 
 class Reporting(Told):
@@ -354,32 +319,6 @@ class Reporting(Told):
         ]
 
 
-class Twin(Reporting):
-    """Has the same agents twice, the second time in another behavior or team."""
-
-    other = "Second?team=0"
-
-    @property
-    def behavior_specs(self):
-        return dict.fromkeys(("Toy?team=0", self.other), self.spec)
-
-    def _double(self, steps):
-        copies = tuple(copy.copy(part) for part in steps["Toy?team=0"])
-        for part in copies:
-            part.agent_id = part.agent_id + 100
-        return steps | {self.other: copies}
-
-    def reset(self):
-        return self._double(super().reset())
-
-    def step(self, actions):
-        return self._double(super().step(actions))
-
-
-class TwoTeams(Twin):
-    other = "Toy?team=1"
-
-
 def test_statistics_of_environments_are_aggregated_by_their_aggregation_method(
     configured, recorder, train_in
 ):
@@ -397,96 +336,16 @@ def test_statistics_of_environments_are_aggregated_by_their_aggregation_method(
     assert second["Game/Sum"] < 2 * n
 
 
-@pytest.mark.parametrize("kind", [Twin, TwoTeams])
+@pytest.mark.parametrize("toy", [Pair(Told(), Told()), Duel()], ids=["behaviors", "teams"])
 def test_each_behavior_counts_every_statistic_of_the_environment_once(
-    kind, configured, recorder, train_in
+    toy, configured, recorder, train_in
 ):
-    toy = kind(n_agents=4)
-    train_in(toy, configured("Toy", "Second"), sinks=[recorder])
+    numbers = itertools.count(1)
+    toy.stats = lambda: [("Game/Latest", float(next(numbers)), 1), ("Game/Sum", 1.0, 2)]
+    train_in(toy, configured("One", "Two", "Duel"), sinks=[recorder])
     firsts = {}
     for behavior, _, values in recorder.rows:
         firsts.setdefault(behavior, values)
     assert len(firsts) == len({name.partition("?")[0] for name in toy.behavior_specs})
     for values in firsts.values():
         assert values["Game/Sum"] == values["Game/Latest"]  # `Game/Sum` adds 1 per message
-
-
-BALL = "3DBall"
-
-
-REWARD = {"behavior": BALL, "threshold": 0.5, "min_lesson_length": 30}
-
-
-PROGRESS = {"behavior": BALL, "measure": "progress", "threshold": 0.6, "require_reset": True}
-
-
-CHANGES = {
-    "hyperparameters": {"batch_size": 64, "buffer_size": 512, "num_epoch": 1},
-    "max_steps": 6000,
-    "time_horizon": 64,
-    "summary_freq": 500,
-    "parameters": {
-        "gravity": {
-            "curriculum": [
-                {"name": "moon", "completion_criteria": REWARD, "value": 1.625},
-                {"name": "earth", "completion_criteria": PROGRESS, "value": 9.8125},
-                {"name": "jupiter", "value": 24.75},
-            ]
-        },
-        "mass": {
-            "sampler_type": "uniform",
-            "sampler_parameters": {"min_value": 0.5, "max_value": 2.0},
-        },
-    },
-}
-
-
-VALUES = [1.625, 9.8125, 24.75]
-
-
-def scalars(folder, tag):
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    return [
-        value.simple_value
-        for path in folder.glob("events.out.tfevents.*")
-        for event in LegacyEventFileLoader(str(path)).Load()
-        for value in event.summary.value
-        if value.tag == tag
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("private_cache")
-def test_the_log_the_charts_and_the_environment_show_the_same_lessons(
-    quick, packed, tmp_path, caplog, recorder
-):
-    run_dir = tmp_path / "run"
-    with caplog.at_level(logging.INFO):
-        pipeline.train(
-            packed("balance_ball", tmp_path / "balance_ball"),
-            quick(BALL, **CHANGES),
-            seed=1,
-            run_dir=run_dir,
-            num_envs=2,
-            sinks=[recorder, TensorBoardSink(TrackedRun(folder=run_dir, max_steps={}))],
-        )
-    lines = [r.getMessage() for r in caplog.records if "Parameter 'gravity'" in r.getMessage()]
-    assert lines == [
-        f"Parameter 'gravity' is in lesson '{name}' and has value 'Float: value={value}'."
-        for name, value in zip(("moon", "earth", "jupiter"), VALUES, strict=True)
-    ]
-    charted = recorder.values("Environment/Lesson Number/gravity")
-    assert charted == sorted(charted)
-    assert set(charted) == {0.0, 1.0, 2.0}
-    assert scalars(run_dir / BALL, "Environment/Lesson Number/gravity") == charted
-    read = recorder.spreads["Environment/Parameter/gravity"]
-    assert len(read) == len(charted) >= 10
-    # In the period up to each summary, both executables read the value of the summary's lesson,
-    # and the value of the previous lesson if a lesson began in the period.
-    for values, (before, now) in zip(read, pairwise([0.0, *charted]), strict=True):
-        assert set(values) <= {VALUES[int(before)], VALUES[int(now)]}
-    assert set(read[0]) == {VALUES[0]}
-    assert set(read[-1]) == {VALUES[2]}
-    masses = [m for values in recorder.spreads["Environment/Parameter/mass"] for m in values]
-    assert 0.5 <= min(masses) < 0.6 < 1.9 < max(masses) <= 2.0

@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -71,19 +71,13 @@ def test_steps_and_episodes_of_agents_that_come_and_go_are_counted_exactly(
 
 
 def test_run_ends_at_the_first_step_at_or_above_max_steps(quick, train_in):
-    class Counted(Corridor):
-        n_steps = 0
-
-        def step(self, actions):
-            self.n_steps += 1
-            return super().step(actions)
-
-    toy = Counted(n_agents=4)
+    toy = Corridor(n_agents=4)
+    toy.step = Mock(wraps=toy.step)
     result = train_in(toy, quick())
     # Four agents close at most eight rows each at a time.
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
-    assert result.n_exchanges == toy.n_steps + 1, "the last step is not awaited"
+    assert result.n_exchanges == toy.step.call_count + 1, "the last step is not awaited"
     parts = dict(result.seconds)
     total = parts.pop("total")
     assert parts.keys() == {"environment", "wire", "inference", "storage", "update"}
@@ -177,13 +171,6 @@ def test_init_from_loads_only_the_weights(begun):
     assert not new["optimizer"]["state"]
 
 
-def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
-    train_in(Corridor(n_agents=4), quick())
-    wider = quick(network_settings={"hidden_units": 16, "num_layers": 1})
-    with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: [^\n]*Toy[^\n]*$"):
-        train_in(Corridor(n_agents=4), wider, resume=True)
-
-
 def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_all_others_are_loaded(
     begun, caplog
 ):
@@ -255,20 +242,14 @@ def looped(quick, tmp_path, in_process, make_loop):
     return run
 
 
-@pytest.mark.parametrize("n", [1, 60])
-def test_run_that_was_asked_to_stop_can_be_resumed(n, looped, tmp_path):
-    looped("run", StopsAfter(n))
-    saved = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")["learner"]["step"]
-    assert (saved > 0) == (n > 1)
-    assert looped("run", StopRequest(), resume=True).learners["Toy"].step >= 500
-
-
-@pytest.mark.parametrize("n", [5, 20, 33, 47])
+@pytest.mark.parametrize("n", [1, 5, 20, 33, 47])
 def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, tmp_path):
     """A run that is stopped at any step and resumed keeps the checkpoints of a whole run."""
     frequent = {"checkpoint_interval": 100, "keep_checkpoints": 99}
     looped("whole", StopRequest(), **frequent)
     looped("halves", StopsAfter(n), **frequent)
+    saved = load_checkpoint(tmp_path / "halves" / "Toy" / "checkpoint.pt")["learner"]["step"]
+    assert (saved > 0) == (n > 5)
     looped("halves", StopRequest(), resume=True, **frequent)
     kept = []
     for folder in (tmp_path / "whole", tmp_path / "halves"):
@@ -376,15 +357,16 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
 def test_resume_point_is_completed_before_lessons_change_and_the_next_point_begins_afterwards(
     make_loop, quick
 ):
-    calls = []
+    noted = Mock()
     with WorkerSet([InProcessEnvironment(Corridor())]) as workers:
         loop = make_loop(workers, quick())
-        note = {name: lambda *_, name=name: calls.append(name) for name in ("complete", "begin")}
         flags = dict.fromkeys(("is_exact", "is_pending", "is_due"), True)
-        loop.resume_points = SimpleNamespace(**flags, **note, state_dict=dict)
-        for name in ("_step", "_receive", "_apply_lessons"):
-            setattr(loop, name, lambda *_, name=name: calls.append(name))
-        loop._finished = lambda: calls.count("_step") > 1
-        loop._note_start = lambda: None
+        loop.resume_points = Mock(**flags, **{"state_dict.return_value": {}})
+        noted.attach_mock(loop.resume_points.complete, "complete")
+        noted.attach_mock(loop.resume_points.begin, "begin")
+        loop._step, loop._receive = noted.step, noted.receive
+        loop._apply_lessons, loop._note_start = noted.lessons, lambda: None
+        loop._finished = lambda: noted.step.call_count > 1
         loop._step_until_finished(StopRequest())
-    assert calls == ["_step", "_receive", "complete", "_apply_lessons", "begin", "_step"]
+    calls = [name for name, _, _ in noted.mock_calls]
+    assert calls == ["step", "receive", "complete", "lessons", "begin", "step"]

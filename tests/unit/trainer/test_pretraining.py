@@ -9,14 +9,12 @@ from toys import Both, Chase, Corridor
 
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
-from pipeline.algos.policy import Policy
 from pipeline.core.specs import ActionTuple
 from pipeline.demos.demo_file import writing_demo
 from pipeline.demos.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
 from pipeline.export.publish import CONTINUOUS, DISCRETE, record
 from pipeline.settings import load_run_settings
-from pipeline.settings.trainer.schema import DemoSource
 from pipeline.trainer import pretraining
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy
@@ -94,24 +92,6 @@ def test_cloned_policy_reproduces_the_actions_of_the_expert(demo, quick, tmp_pat
     done = record(load_policy(result.checkpoint).policy, [x])
     assert np.abs(done.expected[CONTINUOUS] - x).mean() < 0.1  # 0.3 if actions were divided by 3
     assert (done.expected[DISCRETE][:, 0] == (x[:, 0] > 0)).mean() > 0.9
-
-
-@pytest.mark.parametrize("memory", [None, {"sequence_length": 5, "memory_size": 8}])
-def test_cloning_samples_demonstrations_in_proportion_to_their_weights(demo, quick, memory):
-    """Each source has 180 rows, in episodes of 9; the second source has 5 times the weight."""
-    sources = [demo("a.demo"), DemoSource(path=str(demo("b.demo")), weight=5.0)]
-    settings = quick(network_settings={"memory": memory}).for_behavior("Toy")
-    cloning = BehavioralCloning(
-        Policy(Both.spec, settings.network_settings),
-        load_expert_rows(sources, Both.spec),
-        batch_size=36,
-        num_epoch=1,
-        learning_rate=1e-3,
-        seed=1,
-    )
-    rows = [int(row) for _ in range(40) for batch in cloning.minibatches() for row in batch.index]
-    share = np.mean(np.array(rows) >= 180)
-    assert share == pytest.approx(5 / 6, abs=0.02)
 
 
 def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path, train_in):

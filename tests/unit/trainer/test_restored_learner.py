@@ -2,11 +2,9 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from histories import MEMORY, NUMBERS, PLAIN, learner_of, messages, plain, play
-from steps import terminal_steps
 
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint, states_by_rank
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
@@ -178,21 +176,6 @@ def test_restored_self_play_continues_with_its_opponents_and_games(make_learner)
     for learner in (original, restored):
         learner.snapshot_pool.swap([TEAMS[1]])
     assert_goes_on_as(original, restored, history[15:], TEAMS)
-
-
-@pytest.mark.parametrize("is_reset", [False, True])
-def test_games_of_a_restarted_worker_are_dropped(make_learner, is_reset):
-    learner = learner_of(make_learner, "ppo", self_play={"save_steps": 10})
-    (steps,) = messages(1, seed=1, grouped=True)
-    ended = terminal_steps([np.zeros((1, 3))], group_id=1)
-    for worker in (0, 1):
-        learner.snapshot_pool.games.record((TEAMS[0], worker), steps[worker][0])
-    learner.drop_unfinished(None if is_reset else 1)
-    over = [
-        learner.snapshot_pool.games.is_game_over((TEAMS[0], worker), ended).item()
-        for worker in (0, 1)
-    ]
-    assert over == [is_reset, True]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])

@@ -2,12 +2,9 @@
 
 import copy
 import logging
-import os
-import signal
 from collections import Counter
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -16,19 +13,13 @@ from steps import take_turn
 from stops_after import StopsAfter
 from toys import Corridor
 
-import pipeline
 from pipeline.dag import provenance
 from pipeline.dag.stages import train
 from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
-from pipeline.settings import load_run_settings
-from pipeline.trainer.checkpoints.file import (
-    load_checkpoint,
-    mapped,
-    save_checkpoint,
-)
+from pipeline.trainer.checkpoints.file import load_checkpoint, mapped, save_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import latest_run, load_policy, resumes_exactly
 from pipeline.trainer.checkpoints.resume_points import JointResumePoints
@@ -154,8 +145,7 @@ def test_process_of_rank_1_sends_its_resume_point_to_the_first_process(
         points.note_start([learner])
         points.begin([learner], {})
         sent = []
-        group = SimpleNamespace(gather_object=lambda part: (sent.append(part), [])[1])
-        points.merge([points.local_state()] * 2, group)
+        points.merge([points.local_state()] * 2, lambda part: (sent.append(part), [])[1])
         assert points.is_kept
     (((states), environments),) = sent
     assert states["Toy"]["held"] == 7
@@ -205,18 +195,6 @@ def test_unsaved_replay_makes_a_resume_inexact_and_is_logged(run, quick, tmp_pat
     assert len(run(Corridor, **sac).interrupted) == 1
 
 
-def test_run_resumes_from_the_newest_step_at_which_all_behaviors_were_saved(quick, tmp_path):
-    by_behavior = {"A": (2, 1), "B": (2, 1), "C": (1,)}
-    for name, moments in by_behavior.items():
-        for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
-            state = {"behavior": name, "run": {"steps": {"A": number}}, "learner": {}}
-            save_checkpoint(tmp_path / name / file, state)
-    saved = CheckpointManager(tmp_path, quick("A", "B", "C")).saved()
-    assert {name: state["run"]["steps"]["A"] for name, state in saved.items()} == dict.fromkeys(
-        by_behavior, 1
-    )
-
-
 def attempted(run_dir, settings, *, exact, learners=1):
     """Return whether a stage's attempt would continue the run."""
     attempt = SimpleNamespace(run=run_dir, resumed=True)
@@ -243,42 +221,6 @@ def test_run_that_requires_an_exact_resume_starts_at_step_0_if_this_resume_is_im
         run(env, stop=50)
     assert attempted(tmp_path, quick(), exact=exact, learners=n_learners) is goes_on
     assert any(tmp_path.iterdir()) is goes_on
-
-
-class Coin(gymnasium.Env):
-    """A Gymnasium environment without a state; stops the training at step `stop_at`."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, stop_at=0):
-        self.n_left = stop_at
-
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # as Gymnasium calls it
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.n_left -= 1
-        if self.n_left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return self.observation_space.sample(), float(action), self.n_left % 7 == 0, False, {}
-
-
-def test_gymnasium_environment_without_state_makes_a_resume_inexact(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    numbers = {"batch_size": 16, "buffer_size": 64}
-    behavior = {"trainer_type": "ppo", "hyperparameters": numbers, "max_steps": 400}
-    settings = {"default_settings": behavior}
-    with pytest.raises(Interrupted):
-        pipeline.train(Coin(stop_at=200), settings, seed=1, run_dir=tmp_path)
-    assert "can be resumed but not exactly: the environments then start new" in caplog.text
-    assert not resumes_exactly(tmp_path, load_run_settings(None, overrides=settings))
-    result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
-    (policy,) = (trained.checkpoint for trained in result.behaviors.values())
-    assert load_policy(policy).interrupted == list(result.interrupted) == [200]
-    longer = load_run_settings(None, overrides={"default_settings": behavior | {"max_steps": 800}})
-    assert not attempted(tmp_path, longer, exact="required")
 
 
 def test_interruption_is_recorded_at_the_step_of_the_newest_resume_file(quick, make_loop, tmp_path):
@@ -323,22 +265,21 @@ def test_resume_point_of_several_processes_is_written_once_when_all_processes_ar
     calls, written = [], []
     keeper = SimpleNamespace(
         has_numbered=lambda _: False,
-        snapshot=lambda *_, **__: calls.append("snapshot") or {"A": {}, "B": {}},
+        snapshot=lambda *_, **__: calls.append("snapshot") or {"A": {"held": 1}, "B": {"held": 2}},
         write=lambda states, workers: written.append((states, workers)),
     )
     workers = SimpleNamespace(
         request_states=lambda: calls.append("request"), is_split=True, state_dict=lambda: ["ours"]
     )
-    held = {"A": 1, "B": 2}
-    learners = [SimpleNamespace(name=x, sync=SimpleNamespace(held=n)) for x, n in held.items()]
+    learners = [SimpleNamespace(name=name) for name in "AB"]
     points = JointResumePoints(keeper, workers, 0.0)
     points.is_exact = points.gives_states = True
     other = ({"A": {"held": 3}, "B": {"held": 4}}, ["theirs"])
-    group = SimpleNamespace(gather_object=lambda part: [part, other])
 
     def meet(progress=None):
         note = points.local_state()
-        points.merge([note, note | {"progress": progress or note["progress"]}], group)
+        notes = [note, note | {"progress": progress or note["progress"]}]
+        points.merge(notes, lambda part: [part, other])
         return points.is_due
 
     for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):
@@ -358,7 +299,7 @@ def test_resume_point_of_several_processes_is_written_once_when_all_processes_ar
         assert len(written) == n_written
     for states, environments in written:
         assert environments == ["ours"]
-        assert {name: state["held"] for name, state in states.items()} == held
+        assert {name: state["held"] for name, state in states.items()} == {"A": 1, "B": 2}
         assert {name: state["ranks"] for name, state in states.items()} == {
             name: [{"held": n, "environments": ["theirs"]}] for name, n in (("A", 3), ("B", 4))
         }

@@ -12,13 +12,7 @@ import torch
 from remembering import Cue
 from toys import Both, Chase, Corridor, Crowd, Quadrant, Wish
 
-from pipeline.core.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    spec_from_mapping,
-    spec_to_mapping,
-)
+from pipeline.core.specs import ObservationSpec
 from pipeline.errors import CheckpointError, Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import record
@@ -149,14 +143,6 @@ def test_second_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_in):
-    (tmp_path / "run_logs").mkdir()
-    (tmp_path / "run_logs" / "training_status.json").write_text("{")
-    train_in(Corridor(n_agents=4), quick(max_steps=50), export=True)
-    assert "training_status.json: it has entries" in caplog.text
-    assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
-
-
 def test_best_policy_is_the_policy_with_the_highest_mean_reward_in_a_summary(
     quick, tmp_path, recorder, train_in
 ):
@@ -225,8 +211,6 @@ def test_all_behaviors_are_saved_at_the_same_moment(quick, tmp_path, train_in):
 
 
 NETWORK = {"hidden_units": 8, "num_layers": 2, "normalize": True}
-
-
 MEMORY = {"memory": {"sequence_length": 4, "memory_size": 6}}
 
 
@@ -264,13 +248,6 @@ def test_policy_of_a_run_without_updates_has_recorded_observations(quick, train_
     saved = load_policy(result.checkpoint)
     assert saved.recorded_obs[0].shape == (4, 6)
     np.testing.assert_array_equal(saved.recorded_masks, np.ones((4, 3), np.float32))
-
-
-def test_behavior_specification_is_equal_after_conversion_to_plain_values_and_back():
-    specs = [Both.spec, Quadrant.spec, Wish.spec]
-    specs.append(BehaviorSpec([ObservationSpec.entities(5, 3, "others")], ActionSpec(0, (2, 3))))
-    for spec in specs:
-        assert spec_from_mapping(spec_to_mapping(spec)) == spec
 
 
 class Renamed(Chase):

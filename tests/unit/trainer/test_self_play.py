@@ -1,10 +1,8 @@
 """Self-play in the loop: learning teams, step counts, team changes, ratings and snapshots."""
 
-import itertools
 import json
 import logging
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,35 +17,27 @@ from pipeline.settings import to_mapping
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.loop import TrainingLoop
-from pipeline.trainer.opponents import SnapshotPool
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.updates import Overlap
 
 SELF_PLAY = {"save_steps": 100, "team_change": 160, "swap_steps": 50, "window": 3}
-
-
 MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "memory_size": 8}}
-
-
-class Watched(SelfPlay):
-    """Records each team change, with the steps of all learners at that time."""
-
-    turns: ClassVar[list] = []
-
-    def advance(self):
-        changed = super().advance()
-        if changed:
-            steps = {player.name: player.step for player in self._learners()}
-            type(self).turns.append((self.learning, steps))
-        return changed
 
 
 @pytest.fixture
 def turns(monkeypatch):
-    monkeypatch.setattr("pipeline.trainer.loop.SelfPlay", Watched)
-    Watched.turns = []
-    return Watched.turns
+    """Record each team change, with the steps of all learners at that time."""
+    changes, advance = [], SelfPlay.advance
+
+    def watched(self_play):
+        if changed := advance(self_play):
+            steps = {learner.name: learner.step for learner in self_play._learners()}
+            changes.append((self_play.learning, steps))
+        return changed
+
+    monkeypatch.setattr(SelfPlay, "advance", watched)
+    return changes
 
 
 @pytest.fixture
@@ -83,16 +73,6 @@ def test_teams_of_one_behavior_take_turns_after_more_than_team_change_steps(play
     # Two agents end at a time, so steps come eight at a time.
     assert all(160 < gap <= 160 + 8 for gap in np.diff(steps))
     assert toy.n_resets == 1 + len(turns)
-
-
-def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
-    result, _ = play([Uneven(n_areas=2)], "Pick", "Aim")
-    assert [team for team, _ in turns[:3]] == [1, 0, 1]
-    for (team, before), (_, after) in itertools.pairwise(turns):
-        learns, waits = ("Pick", "Aim") if team == 0 else ("Aim", "Pick")
-        assert after[waits] == before[waits]
-        assert after[learns] > before[learns]
-    assert all(behavior.steps >= 500 for behavior in result.behaviors.values())
 
 
 def test_unfinished_behavior_continues_to_learn_after_the_other_behavior_has_finished(
@@ -132,26 +112,6 @@ def test_threaded_update_advances_once_per_step_of_the_loop(
         make_loop(workers, settings).run(StopRequest())
     assert len(advanced_after) > 10 / n_workers  # several workers share the steps of a run
     assert len(advanced_after) == len(set(advanced_after))
-
-
-def test_opponents_act_with_the_weights_of_their_snapshot(play, monkeypatch):
-    seen = []
-    act = SnapshotPool.swap
-
-    def noted(self, teams):
-        act(self, teams)
-        for opponent in self.opponents.values():
-            expected = [*self.snapshots, self._policy().state_dict()][opponent.rating_index]
-            weights = opponent.policy.state_dict()
-            seen.append(
-                (opponent.rating_index, all(torch.equal(expected[k], weights[k]) for k in weights))
-            )
-
-    monkeypatch.setattr(SnapshotPool, "swap", noted)
-    play([Duel(n_areas=2)], max_steps=1500)
-    assert len(seen) > 10
-    assert all(equal for _, equal in seen)
-    assert {drawn for drawn, _ in seen} == {-1, 0, 1, 2}
 
 
 def test_opponents_have_their_own_memories(play):

@@ -16,11 +16,8 @@ from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.tracking import names
 from pipeline.trainer import loop as loop_module
-from pipeline.trainer.checkpoints.file import (
-    load_checkpoint,
-)
+from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.statistics import Statistics
-from pipeline.trainer.timing import Progress
 
 
 @pytest.fixture
@@ -101,9 +98,6 @@ class Called(Chase):
     def reset(self):
         return {self.name: super().reset()[BEHAVIOR]}
 
-    def step(self, actions):
-        return {self.name: super().step({BEHAVIOR: actions[self.name]})[BEHAVIOR]}
-
 
 HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n", "e" * 300]
 
@@ -118,25 +112,6 @@ def test_behavior_name_that_cannot_be_a_folder_is_refused_before_any_write(
     with pytest.raises(SettingsError, match=r"^behavior '.*cannot be a folder's name, because"):
         train_in(toy, everything(), run_dir=run_dir)
     assert list(tmp_path.rglob("*")) == []
-
-
-@pytest.mark.parametrize("name", ["My Behavior", "Ähre", "[ab]*", ".hidden", "a.b-1", "CON"])
-def test_runs_of_unusually_named_behaviors_are_saved_and_resumed(
-    name, everything, tmp_path, caplog, train_in
-):
-    def train(max_steps, *, resume):
-        settings = everything(checkpoint_interval=50, keep_checkpoints=2, max_steps=max_steps)
-        train_in(Called(f"{name}?team=0"), settings, export=True, resume=resume)
-
-    train(300, resume=False)
-    folder = tmp_path / name
-    step = load_checkpoint(folder / "checkpoint.pt")["learner"]["step"]
-    with caplog.at_level("INFO"):
-        train(600, resume=True)
-    assert f"Resuming training of {name} from step {step}." in caplog.text
-    assert (tmp_path / f"{name}.onnx").is_file()
-    assert len([path for path in folder.iterdir() if path.suffix == ".onnx"]) == 2 + 1
-    assert len([path for path in folder.iterdir() if path.suffix == ".pt"]) == 2 + 2
 
 
 @pytest.fixture
@@ -210,7 +185,9 @@ def test_behavior_saves_a_checkpoint_only_after_its_own_update_and_checkpoint_in
     assert not pair._updated, "saving clears the updated behaviors"
     # A resumed behavior takes the step of its own next checkpoint from the saved state.
     run = {"next_checkpoint": {"One": 200, "Two": 350}}
-    assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
+    for learner in (one, two):
+        pair._schedule(learner, run)
+    assert pair._next_checkpoint == {"One": 200, "Two": 350}
 
 
 def test_restart_of_a_worker_drops_only_the_open_rows_of_this_worker(quick, make_loop):

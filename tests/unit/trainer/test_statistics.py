@@ -1,7 +1,7 @@
 """Statistics of a summary period: means, sums and spreads over workers and processes."""
 
 import copy
-import json
+import pickle
 import statistics
 from types import SimpleNamespace
 
@@ -23,14 +23,6 @@ def test_method_period_returns_means_and_begins_a_new_period():
     numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
     assert numbers.period() == {"Losses/Value Loss": 1.5, "Policy/Beta": 5.0}
     assert numbers.period() == {}
-
-
-def test_episode_length_is_the_number_of_decisions_minus_one():
-    numbers = Statistics()
-    numbers.add_episodes([3.0, 5.0], [10, 20])
-    values = numbers.period()
-    assert values[names.EPISODE_LENGTH] == 14.0
-    assert values[names.REWARD] == 4.0
 
 
 def test_reward_spread_is_the_population_standard_deviation_of_the_period():
@@ -82,41 +74,6 @@ def test_restored_statistics_continue_within_a_period():
     assert restored.period() == original.period()
 
 
-def test_environment_statistics_are_aggregated_by_their_aggregation_method():
-    numbers = Statistics()
-    numbers.add_environment(REPORTED)
-    assert numbers.distributions() == {"Game/Spread": [1.0, 2.0, 6.0]}
-    expected = {"Game/Average": 2.5, "Game/Latest": 5.0, "Game/Sum": 4.0, "Game/Spread": 3.0}
-    assert numbers.period() == expected
-    assert numbers.period() == numbers.distributions() == {}
-
-
-def test_merged_samples_are_returned_once_with_the_aggregation_method_of_each_statistic():
-    mine, other = Statistics(), Statistics()
-    mine.add("Losses/Value Loss", 1.0)
-    mine.add_episodes([3.0], [5])
-    other.add("Losses/Value Loss", 2.0)
-    other.add_environment(
-        {
-            "Goals": [(1.0, Method.SUM), (2.0, Method.SUM)],
-            "Level": [(4.0, Method.MOST_RECENT), (5.0, Method.MOST_RECENT)],
-            "Speed": [(6.0, Method.HISTOGRAM)],
-        }
-    )
-    mine.add_from([Statistics.of(other.new())])
-    assert mine.samples() == {
-        "Losses/Value Loss": (Method.AVERAGE, [1.0, 2.0]),
-        "Environment/Cumulative Reward": (Method.HISTOGRAM, [3.0]),
-        "Policy/Extrinsic Reward": (Method.AVERAGE, [3.0]),
-        "Environment/Episode Length": (Method.AVERAGE, [4]),
-        "Goals": (Method.SUM, [1.0, 2.0]),
-        "Level": (Method.MOST_RECENT, [5.0]),
-        "Speed": (Method.HISTOGRAM, [6.0]),
-    }
-    assert set(mine.samples()) == set(mine.period())
-    assert mine.samples() == {}
-
-
 def test_statistics_of_processes_add_up_but_latest_values_are_of_the_first_process():
     processes = []
     for rank in range(2):
@@ -131,7 +88,7 @@ def test_statistics_of_processes_add_up_but_latest_values_are_of_the_first_proce
                 "spread": [(float(rank), Method.HISTOGRAM)],
             }
         )
-        processes.append(Statistics.of(json.loads(json.dumps(numbers.new()))))
+        processes.append(pickle.loads(pickle.dumps(numbers)))  # noqa: S301  # our own bytes
     together = Statistics()
     together.add("mean", 6.0)
     together.add_from(processes)
@@ -141,8 +98,18 @@ def test_statistics_of_processes_add_up_but_latest_values_are_of_the_first_proce
     assert together.distributions() == {"spread": [0.0, 1.0]}
     expected = {"mean": 3.0, "sum": 6.0, "latest": 5.0, "only 0": 7.0, "only 1": 7.0}
     expected |= {names.REWARD: 0.5, EXTRINSIC: 100.0}
-    values = together.period()
+    assert together.samples() == {
+        "mean": (Method.AVERAGE, [6.0, 1.0, 2.0]),
+        names.REWARD: (Method.HISTOGRAM, [0.0, 1.0]),
+        EXTRINSIC: (Method.AVERAGE, [100.0, 100.0]),
+        names.EPISODE_LENGTH: (Method.AVERAGE, [3, 3]),
+        "sum": (Method.SUM, [3.0, 3.0]),
+        "spread": (Method.HISTOGRAM, [0.0, 1.0]),
+        **{tag: (Method.MOST_RECENT, [expected[tag]]) for tag in ("latest", "only 0", "only 1")},
+    }
+    assert set(together.samples()) == set(values := together.period())
     assert {name: values[name] for name in expected} == expected
+    assert together.samples() == together.distributions() == {}
 
 
 def test_return_of_a_group_is_added_to_the_statistics_once():

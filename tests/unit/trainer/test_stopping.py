@@ -14,8 +14,6 @@ from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.stopping import StopRequest, stop_on_signal
 
 WAIT_S = 300
-
-
 TRAINING = """
 import signal, sys
 import pipeline

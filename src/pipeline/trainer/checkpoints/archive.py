@@ -13,6 +13,7 @@ import pickletools
 import sys
 import zipfile
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -189,17 +190,18 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
     """Return an error message for the first entry of a wrong type; None if all types are right."""
     given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
-    place = _misplaced_entry(given, _SHAPE, "") or next(
-        (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
+    with_tensor = (
+        f".{name}"
+        for name in _WITHOUT_TENSORS
+        for _, value in leaves(state.get(name), name)
+        if isinstance(value, torch.Tensor)
     )
+    place = _misplaced_entry(given, _SHAPE, "") or next(with_tensor, None)
     return place and f"{place[1:]} is not of the type that a checkpoint has there"
 
 
 def _misplaced_entry(value: Any, shape: Any, place: str) -> str | None:
-    """Return the key path of the first entry of `value` that does not have the type in `shape`.
-
-    The result is None if every entry has its type.
-    """
+    """Return the key path of the first entry of `value` without the type in `shape`, or None."""
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(shape, dict) and isinstance(value, dict):
         shapes = {key: shape.get(key, shape.get(_ANY)) for key in value}
@@ -218,10 +220,13 @@ def _misplaced_entry(value: Any, shape: Any, place: str) -> str | None:
     return next((other for other in others if other is not None), None)
 
 
-def _has_tensor(value: Any) -> bool:
+def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the key path, which begins with `place`, and the value of each item at any depth."""
     if isinstance(value, dict | list | tuple):
-        return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, torch.Tensor)
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, f"{place}.{key}")
+    else:
+        yield place, value
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,11 +19,7 @@ from pipeline.core.specs import BehaviorSpec, spec_to_mapping
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
 from pipeline.settings import RunSettings, TrainerSettings, to_mapping
 from pipeline.settings.reader import suggestion
-from pipeline.trainer.checkpoints.archive import (
-    refusal_of_bytes,
-    refusal_of_entries,
-    refusal_of_values,
-)
+from pipeline.trainer.checkpoints import archive
 
 _log = logging.getLogger(__name__)
 
@@ -59,32 +56,15 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     # The archive is written to memory first. With a path, torch would write the temporary file's
     # name into the archive, and equal states would give different bytes.
     buffer = io.BytesIO()
-    values = _without_identity(dict(state), {})
+    # Pickle writes the second use of an object as a reference. Which objects are used more than
+    # once differs between a new run and a resumed run, but both must write the same bytes. So equal
+    # strings become one object, and `mapped` copies containers. Numbers are written by value.
+    texts: dict[Any, Any] = {}
+    values = mapped(dict(state), (str, bytes), lambda text: texts.setdefault(text, text))
     torch.save({"format": FORMAT, "digest": digest(values), **values}, buffer)
-    try:
-        files.write_whole(path, buffer.getvalue())
-    except OSError as error:
-        label = f"the checkpoint of {len(buffer.getvalue())} bytes"
-        raise not_written(path, label, error) from error
-
-
-def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
-    """Return a copy of `value` with one object for all equal strings and no shared containers.
-
-    Pickle writes the second use of an object as a reference. Which objects are used more than once
-    differs between a new run and a resumed run, but both must write the same bytes.
-    """
-    # Only strings are replaced: pickle writes each number by its value and never as a reference.
-    if isinstance(value, str | bytes):
-        return texts.setdefault(value, value)
-    if isinstance(value, dict):
-        return {
-            _without_identity(key, texts): _without_identity(item, texts)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return type(value)(_without_identity(item, texts) for item in value)
-    return value
+    content = buffer.getvalue()
+    with written(path, f"the checkpoint of {len(content)} bytes"):
+        files.write_whole(path, content)
 
 
 def digest(value: Any) -> str:
@@ -113,31 +93,28 @@ def digest(value: Any) -> str:
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the key path of each tensor in the learner or its experience that is not finite."""
-
-    def places(value: Any, place: str) -> Iterator[str]:
-        if isinstance(value, dict | list | tuple):
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from places(item, f"{place}.{key}")
-        elif isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
-            yield place
-
     for part in ("learner", "experience"):
-        yield from places(state.get(part), part)
+        for place, value in archive.leaves(state.get(part), part):
+            if isinstance(value, torch.Tensor) and not bool(value.isfinite().all()):
+                yield place
 
 
-def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error for a run's file that cannot be written; `what` names the file's content."""
-    return CheckpointError(
-        f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
-        "Free space or choose another --results-dir, then resume"
-    )
+@contextmanager
+def written(path: Path, what: str) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `CheckpointError`; `what` names the file's content."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is "
+            "kept. Free space or choose another --results-dir, then resume"
+        ) from error
 
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     """Read a checkpoint that `save_checkpoint` wrote, with tensors on `device`.
 
-    Raises:
-        CheckpointError: The file is missing, damaged or changed, or has another format.
+    CheckpointError if the file is missing, damaged or changed, or has another format.
     """
     state = _plain_values(path, device)
     written_as = state.pop("format", None) if isinstance(state, dict) else None
@@ -161,7 +138,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
         )
     # The digest is checked first, so that the error for a damaged file does not say that another
     # program wrote the file.
-    if (refusal := refusal_of_entries(state)) is not None:
+    if (refusal := archive.refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
         raise CheckpointError(
@@ -171,11 +148,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
 
 
 def _plain_values(path: Path, device: str) -> Any:
-    """Return the plain values and tensors in a checkpoint file.
-
-    Raises:
-        CheckpointError: The file is missing or unreadable, or has objects of other types in it.
-    """
+    """Return the plain values and tensors in a checkpoint file, or raise CheckpointError."""
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -186,7 +159,7 @@ def _plain_values(path: Path, device: str) -> Any:
         ) from error
     # The bytes are checked before torch reads them, because even with `weights_only` torch
     # allocates as much memory as a hostile file asks for.
-    if (refusal := refusal_of_bytes(content)) is not None:
+    if (refusal := archive.refusal_of_bytes(content)) is not None:
         raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
         state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
@@ -197,17 +170,19 @@ def _plain_values(path: Path, device: str) -> Any:
             f"{path}: this is not a checkpoint of this program: it has more than weights and "
             f"plain values ({type(error).__name__})"
         ) from error
-    if (refusal := refusal_of_values(state, len(content))) is not None:
+    if (refusal := archive.refusal_of_values(state, len(content))) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     return state
 
 
-def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
-    """Return `value` with `change` applied to every item of type `kind`, at any depth."""
+def mapped(value: Any, kind: type[T] | tuple[type[T], ...], change: Callable[[T], Any]) -> Any:
+    """Return `value` with `change` applied to each key and item of type `kind`, at any depth."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(item, kind, change) for key, item in value.items()}
+        return {
+            mapped(key, kind, change): mapped(item, kind, change) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, kind, change) for item in value)
     return value
@@ -261,10 +236,8 @@ def states_by_rank(
 ) -> list[dict[str, dict[str, Any]]]:
     """Return each process's saved state of every behavior, for the ranks 0 to `size` - 1.
 
-    Args:
-        states: contents of the run's resume files, by behavior. If another number of processes
-            wrote the files, no process gets experience or environments from them.
-        size: number of processes that continue the run.
+    `states` are the contents of the run's resume files, by behavior. If another number of
+    processes wrote the files, no process gets experience or environments from them.
     """
     # Another number of processes cannot use the experience, so only shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
@@ -290,11 +263,10 @@ def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def file_of(folder: Path | None, init_path: str | None) -> Path | None:
-    """Return the checkpoint file that an `init_path` refers to.
+    """Return the checkpoint file that an `init_path` refers to; None for random weights.
 
-    Args:
-        folder: the behavior's folder in the run of `initialize_from`; None without such a run.
-        init_path: a file name in `folder`, or a path; None for the newest file in `folder`.
+    `folder` is the behavior's folder in the run of `initialize_from`, if there is such a run. There
+    an `init_path` without a folder is looked up; without `init_path`, its newest file is taken.
     """
     if init_path is None:
         return None if folder is None else folder / RESUME_FILE
@@ -306,11 +278,7 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 
 
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
-    """Refuse an initial checkpoint that does not exist; `key` is the setting that names the file.
-
-    Raises:
-        SettingsError: The file does not exist, or is not a `.pt` file.
-    """
+    """Raise SettingsError, which names the setting `key`, if `file` is not an existing `.pt`."""
     if file is None or (file.suffix == ".pt" and file.is_file()):
         return
     place = settings.place_of(key)
@@ -324,9 +292,7 @@ def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
 def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) -> Path | None:
     """Return the checkpoint with a behavior's initial weights, or None if they are drawn at random.
 
-    Raises:
-        SettingsError: `initialize_from` names a run for all behaviors, and that run has no weights
-            of this behavior.
+    SettingsError if `initialize_from` is for all behaviors, and that run lacks this behavior.
     """
     options, default = settings.checkpoint_settings, settings.default_settings
     if name in weights or name in settings.behaviors or options.resume:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import glob
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,
     load_checkpoint,
-    not_written,
     save_checkpoint,
     to_saved,
+    written,
 )
 from pipeline.trainer.checkpoints.replay_files import (
     delete_older_replays,
@@ -47,10 +46,9 @@ EPISODES_FOR_BEST = 20
 class CheckpointManager:
     """Writes the checkpoints of a run.
 
-    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint. Without an
-    exporter the list of checkpoints, `run_logs/training_status.json`, is not written either.
-    `on_checkpoint` is called with the behavior's name, the file and the step of each numbered
-    checkpoint.
+    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint; without it the
+    list `run_logs/training_status.json` is not written either. `on_checkpoint` is called with the
+    behavior's name, the file and the step of each numbered checkpoint.
     """
 
     def __init__(
@@ -81,11 +79,7 @@ class CheckpointManager:
         """Seconds that the last `snapshot` and the writing of its files took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return the contents of the resume files by behavior, all of the same step if possible.
-
-        Raises:
-            CheckpointError: A resume file cannot be read.
-        """
+        """Return the contents of the resume files by behavior, all of the same step if possible."""
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
             # The newest version comes first; a kill in `_save_together` leaves a previous version.
@@ -151,14 +145,12 @@ class CheckpointManager:
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the record of a behavior's files from the state in the behavior's resume file.
 
-        If the run continues exactly, numbered checkpoints of later steps are deleted: the run
-        writes them again, except a checkpoint that was only written because the run stopped.
+        If the run continues exactly, numbered checkpoints of later steps are deleted: the run will
+        write them again, except a checkpoint that was only written because the run stopped.
         """
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
-        # Checkpoints of later steps are deleted only if the run continues exactly, because it then
-        # writes them again.
         if not exact:
             return
         # `added` lists the behaviors that had no numbered checkpoint of the saved step when the
@@ -174,8 +166,7 @@ class CheckpointManager:
     def has_numbered(self, learner: Learner) -> bool:
         """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        If it has, a run that stops now does not write the checkpoint again. The checkpoint may be
-        old: a finished behavior keeps its step while other behaviors continue to train.
+        It may be old: a finished behavior keeps its step while other behaviors continue to train.
         """
         return self._numbered.get(learner.name) == learner.step
 
@@ -202,15 +193,14 @@ class CheckpointManager:
             # The replay is saved first, so that all replay files that the checkpoint names exist.
             save = save_replay if self.is_last else save_new_rows
             state |= save(files.named(self.run_dir, learner.name), learner)
-            states[learner.name] = state
+            states[learner.name] = state | _held(learner, with_open=with_open)
         self.save_s = time.monotonic() - began
         return states
 
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
         """Write the resume files from the states that `snapshot` returned.
 
-        `workers` is the state of the environments at the time of `snapshot`, or None if the
-        environments do not give their states.
+        `workers` is the environments' state at that time; None if they do not give their states.
         """
         began = time.monotonic()
         environments = to_saved(workers)
@@ -232,12 +222,12 @@ class CheckpointManager:
             # run still finds the checkpoint and deletes it.
             old.unlink(missing_ok=True)
         if self.exporter is not None:
-            with _written(path.with_suffix(".onnx"), "the exported policy"):
+            with written(path.with_suffix(".onnx"), "the exported policy"):
                 self.exporter(path, folder, label=f"-{learner.step}")
             _log.info("Exported %s", path.with_suffix(".onnx"))
             recent = learner.statistics.recent
             reward = sum(recent) / len(recent) if recent else None
-            with _written(self.status.path, "the list of checkpoints"):
+            with written(self.status.path, "the list of checkpoints"):
                 more = (
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
@@ -264,7 +254,7 @@ class CheckpointManager:
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
             target = files.named(self.run_dir, learner.name, ".onnx")
-            with _written(target, "the exported policy"):
+            with written(target, "the exported policy"):
                 if not newest.exists():  # the run ended without an exporter
                     resumed = self._file(learner.name, RESUME_FILE)
                     self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
@@ -273,14 +263,11 @@ class CheckpointManager:
             _log.info("Copied %s to %s.", newest, target)
             best = self._file(learner.name, BEST_FILE)
             if best.is_file():
-                with _written(best.with_name(f"{learner.name}-best.onnx"), "the best policy"):
+                with written(best.with_name(f"{learner.name}-best.onnx"), "the best policy"):
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files; the previous files are kept until all are written.
-
-        After a kill during this call, at least one complete set of files of the same step is left.
-        """
+        """Write all behaviors' resume files; a kill leaves a complete set of files of one step."""
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
             if len(paths) > 1 and name not in self._stale and path.exists():
@@ -326,31 +313,18 @@ class NullCheckpointManager(CheckpointManager):
         """Return this process's part of each behavior's state, which the first process writes."""
         return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
-    def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Do nothing: only the first process records which files the run has."""
-
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return an empty map: only the first process reads the resume files."""
         return {}
 
-    def consider(self, learner: Learner) -> None:
-        """Do nothing: only the first process saves the best policy."""
+    def _do_nothing(self, *_arguments: object, **_options: object) -> None:
+        pass
 
-    def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Write nothing."""
-
-    def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Write nothing."""
-
-    def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Write nothing."""
+    restore = consider = refresh = milestone = finish = _do_nothing
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the path of the checkpoint at `step`, and the old checkpoints to delete.
-
-    At most `keep` checkpoints stay, the new one included; if `keep` is 0, all stay.
-    """
+    """Return the path of the checkpoint at `step`, and the old ones to delete, if `keep` > 0."""
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may write the file of the same step again, which must not count twice.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]
@@ -382,7 +356,12 @@ def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
     }
     if learner.replay_to_keep is not None:
         part["replay_rows"] = to_saved(learner.replay_to_keep.state_dict())
-    return part
+    return part | _held(learner, with_open=with_open)
+
+
+def _held(learner: Learner, *, with_open: bool) -> dict[str, int]:
+    # This number decides when a synchronisation is due, and differs between processes.
+    return {"held": learner.sync.held} if with_open and learner.sync is not None else {}
 
 
 def _previous(path: Path) -> Path:
@@ -396,12 +375,3 @@ def _keep_previous(path: Path) -> None:
         previous.hardlink_to(path)
     except OSError:  # a file system without hard links
         files.write_whole(previous, path.read_bytes())
-
-
-@contextmanager
-def _written(path: Path, label: str) -> Iterator[None]:
-    """Turn an `OSError` of the block into a `CheckpointError` that names the file `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise not_written(path, label, error) from error

@@ -19,20 +19,14 @@ import numpy as np
 from pipeline import files
 from pipeline.core.arrays import AnyArray
 from pipeline.data.replay import Replay
-from pipeline.trainer.checkpoints.file import digest, from_saved, not_written, reason_of
+from pipeline.trainer.checkpoints.file import digest, from_saved, reason_of, written
 from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay if `save_replay_buffer` is set.
-
-    Returns the checkpoint's entries that name the file; an empty map if no file is written.
-
-    Raises:
-        CheckpointError: The file cannot be written.
-    """
+    """Write the whole replay if `save_replay_buffer` is set; return the entries that name it."""
     if learner.replay_to_keep is None:
         return {}
     state = learner.replay_to_keep.state_dict()
@@ -44,11 +38,7 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
     """Write the rows that are in no file yet, if `save_replay_buffer` is set.
 
-    Returns the checkpoint's entry that names all files of the replay; an empty map if the setting
-    is false.
-
-    Raises:
-        CheckpointError: The file cannot be written.
+    Returns the checkpoint's entry that names all files of the replay, or an empty map.
     """
     replay = learner.replay_to_keep
     if replay is None:
@@ -128,9 +118,10 @@ def _number(name: str) -> int:
 
 
 def _write(path: Path, state: Mapping[str, AnyArray]) -> None:
-    try:
-        with files.whole(path) as temporary, temporary.open("wb") as file:
-            # np.savez writes no time stamps, so equal replays give equal bytes.
-            np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options
-    except OSError as error:
-        raise not_written(path, "the replay buffer", error) from error
+    with (
+        written(path, "the replay buffer"),
+        files.whole(path) as temporary,
+        temporary.open("wb") as file,
+    ):
+        # np.savez writes no time stamps, so equal replays give equal bytes.
+        np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options

@@ -45,9 +45,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
     """Restore a learner from the state in its resume file; with `exact` also open trajectories.
 
     Returns whether the learner's random streams continue; on another type of device they cannot.
-
-    Raises:
-        CheckpointError: The state is of another behavior or has other networks.
+    CheckpointError if the state is of another behavior or has other networks.
     """
     _compare_sensors(path, learner, state, refuse=True)
     warn_of_other_files(path, state, learner.settings)
@@ -73,12 +71,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
 
 
 def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
-    """Refuse to resume a run with settings that define other networks than its checkpoints have.
-
-    Raises:
-        CheckpointError: A behavior's state does not fit, or its file cannot be read.
-        SettingsError: A setting cannot be used.
-    """
+    """Raise CheckpointError if the settings define other networks than the run's checkpoints."""
     for name, state in CheckpointManager(run_dir, settings).saved().items():
         if name not in settings.behaviors and settings.default_settings is None:
             # The environment may not have this behavior any more, so it needs no settings.
@@ -134,15 +127,13 @@ def _in_words(value: Any) -> str:
     return "none" if value is None else "set" if isinstance(value, dict) else str(value)[:80]
 
 
-def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
+def load_initial_weights(learner: Learner, path: Path, *, whole: bool) -> None:
     """Initialize a learner's weights from a checkpoint, and log the tensors that do not fit.
 
-    Raises:
-        CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
-            does not fit.
+    CheckpointError if no tensor fits, or `whole` is set and a tensor does not fit.
     """
     # Only shapes are compared, so after a change of sensors the weights that still fit are loaded.
-    state = load_checkpoint(path, device=device)
+    state = load_checkpoint(path, device=str(learner.algorithm.device))
     _compare_sensors(path, learner, state, refuse=False)
     try:
         algorithm = state["learner"]["algorithm"]
@@ -167,10 +158,8 @@ def _compare_sensors(
 ) -> None:
     """Compare a checkpoint's sensors and actions with the environment's, and log the differences.
 
-    Weights of the right size would load even if the observations have another meaning.
-
-    Raises:
-        CheckpointError: There are differences, and `refuse` is set.
+    Weights of the right size would load even if the observations have another meaning. With
+    `refuse`, differences raise a CheckpointError.
     """
     try:
         spec = spec_from_mapping(state["spec"])
@@ -207,10 +196,7 @@ def _compare_sensors(
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Restore the environments if all behaviors' states were saved at the same step.
-
-    Returns whether the environments were restored; if not, they must be reset.
-    """
+    """Restore the environments if all states are of the same step; return whether it was done."""
     behaviors = list(states.values())
     # States that were saved at different times would form a state that the run never had.
     if not behaviors or any(state.get("run") != behaviors[0].get("run") for state in behaviors):
@@ -236,9 +222,6 @@ def resumes_exactly(
 
     `device` is the device to continue on; None for the device of the run so far. Without resume
     files the result is True: the run starts from step 0.
-
-    Raises:
-        CheckpointError: A resume file cannot be read.
     """
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
@@ -267,10 +250,7 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that all behaviors share, from the resume file with the most steps.
-
-    Without resume files the result is an empty map.
-    """
+    """Return the state that all behaviors share, from the file with the most steps, or {}."""
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
     return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
 
@@ -293,11 +273,7 @@ class SavedPolicy:
 
 
 def load_policy(path: Path) -> SavedPolicy:
-    """Return the policy of a checkpoint, on the CPU.
-
-    Raises:
-        CheckpointError: The file cannot be read, or has no complete policy.
-    """
+    """Return the policy of a checkpoint, on the CPU; CheckpointError if it is not complete."""
     state = load_checkpoint(path)
     try:
         name = str(state["behavior"])
@@ -310,27 +286,23 @@ def load_policy(path: Path) -> SavedPolicy:
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)
-        step = int(state["learner"]["step"])
         recorded = state["learner"]["recorded"]
-        recorded_obs = [values.numpy() for values in recorded["obs"]]
         allowed = recorded["allowed"]
-        recorded_masks = None if allowed is None else allowed.float().numpy()
-        interrupted = [int(step) for step in state.get("run", {}).get("interrupted", ())]
+        saved = SavedPolicy(
+            behavior=name,
+            spec=spec,
+            settings=settings,
+            policy=policy.eval(),
+            step=int(state["learner"]["step"]),
+            recorded_obs=[values.numpy() for values in recorded["obs"]],
+            recorded_masks=None if allowed is None else allowed.float().numpy(),
+            interrupted=[int(step) for step in state.get("run", {}).get("interrupted", ())],
+        )
     except (SettingsError, *MISFITS) as error:
         raise CheckpointError(
             f"{path}: this checkpoint has no complete policy: {reason_of(error)}"
         ) from error
-    policy.eval()
-    return SavedPolicy(
-        behavior=name,
-        spec=spec,
-        settings=settings,
-        policy=policy,
-        step=step,
-        recorded_obs=recorded_obs,
-        recorded_masks=recorded_masks,
-        interrupted=interrupted,
-    )
+    return saved
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
@@ -374,13 +346,9 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
     """Return each behavior's checkpoint from `source`: a file, a run's folder, or a run's id.
 
-    An id is the name of a run's folder that is next to the folder `beside`, or in the settings'
-    `results_dir`. A checkpoint of a single behavior is returned for the single behavior that the
-    settings list, even if the names differ.
-
-    Raises:
-        SettingsError: There is no such file, folder or run, or it has no checkpoint.
-        CheckpointError: A checkpoint cannot be read.
+    An id is the name of a run's folder next to the folder `beside`, or in `results_dir`. A
+    checkpoint of a single behavior is for the only behavior in the settings, whatever its name.
+    SettingsError if there is no checkpoint.
     """
     folders = (beside.parent, Path(settings.checkpoint_settings.results_dir))
     places = (Path(source), *(folder / source for folder in folders))

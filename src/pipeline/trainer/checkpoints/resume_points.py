@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pipeline.algos.process_group import ProcessGroup
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import PipelineError, one_line
 from pipeline.trainer.checkpoints.file import mapped, to_saved
 from pipeline.trainer.checkpoints.manager import CheckpointManager
-from pipeline.trainer.distributed.group import DistributedGroup
 from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
@@ -64,10 +62,7 @@ class ResumePoints:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
-        """Record the shared state `run` from which the run resumes.
-
-        `is_exact` says whether the environments continue, too.
-        """
+        """Record the shared state `run` that is resumed, and whether the environments continue."""
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
         # `note_start` records an interruption at this step if the run takes further steps.
@@ -141,7 +136,7 @@ class ResumePoints:
         if not self.is_exact:
             self._checkpoints.refresh(learners, run)
             return
-        states = self._snapshot(learners, run)
+        states = self._checkpoints.snapshot(learners, run, with_open=True)
         # Environments send their present state before they take the next step.
         self._workers.request_states()
         self.is_pending = True
@@ -156,13 +151,7 @@ class ResumePoints:
         """Write the pending resume point; called when the environments' states have arrived."""
         states, self._states = self._states, {}
         self.is_pending = False
-        workers = self._workers.state_dict()
-        self._completed(states, workers)
-
-    def _snapshot(
-        self, learners: Sequence[Learner], run: Mapping[str, Any]
-    ) -> dict[str, dict[str, Any]]:
-        return self._checkpoints.snapshot(learners, run, with_open=True)
+        self._completed(states, self._workers.state_dict())
 
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
@@ -218,10 +207,11 @@ class JointResumePoints(ResumePoints):
             "interrupted": self.interrupted,
         }
 
-    def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
+    def merge(self, notes: Sequence[Mapping[str, Any]], gather: Callable[[Any], list[Any]]) -> None:
         """Write the resume point when all parts are ready; begin one if rank 0 requests it.
 
-        `notes` are the values of `local_state` in all processes, by rank.
+        `notes` are the values of `local_state` in all processes, by rank; `gather` returns each
+        process's argument in the first process, and [] in all others.
         """
         self.is_exact = all(note["gives states"] for note in notes)
         self.interrupted = sorted({step for note in notes for step in note["interrupted"]})
@@ -230,7 +220,7 @@ class JointResumePoints(ResumePoints):
         if _WAITS not in progress:
             # If one part is lost, the parts of the other processes cannot be used.
             if progress == {_READY}:
-                self._hand_over(group)
+                self._hand_over(gather)
             # All processes begin their next parts here, so that all parts describe the same step.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
@@ -250,16 +240,6 @@ class JointResumePoints(ResumePoints):
         if not self.is_kept:
             self._checkpoints.refresh(learners, run)
 
-    def _snapshot(
-        self, learners: Sequence[Learner], run: Mapping[str, Any]
-    ) -> dict[str, dict[str, Any]]:
-        states = super()._snapshot(learners, run)
-        for learner in learners:
-            if learner.sync is not None:
-                # `held` decides when a synchronisation is due, and differs between processes.
-                states[learner.name]["held"] = learner.sync.held
-        return states
-
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
     ) -> None:
@@ -268,9 +248,9 @@ class JointResumePoints(ResumePoints):
         else:
             self._local_part, self._progress = (states, workers), _READY
 
-    def _hand_over(self, group: DistributedGroup) -> None:
+    def _hand_over(self, gather: Callable[[Any], list[Any]]) -> None:
         """Gather the parts of all processes in the first process, which writes the resume point."""
-        parts = [part for part in group.gather_object(self._local_part) if part is not None]
+        parts = [part for part in gather(self._local_part) if part is not None]
         if parts:  # only the first process gets the parts
             (states, workers), *other_parts = parts
             for name, state in states.items():
@@ -280,11 +260,3 @@ class JointResumePoints(ResumePoints):
                 ]
             self._checkpoints.write(states, workers=workers)
         self.is_kept = True
-
-
-def resume_points(
-    checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float, group: ProcessGroup
-) -> ResumePoints:
-    """Return a `ResumePoints` for a single learner, or a `JointResumePoints` for several."""
-    kind = JointResumePoints if isinstance(group, DistributedGroup) else ResumePoints
-    return kind(checkpoints, workers, interval_s)

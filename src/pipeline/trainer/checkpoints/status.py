@@ -20,10 +20,7 @@ STATUS_FORMAT = "0.3.0"
 
 
 class StatusFile:
-    """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' format.
-
-    Entries of deleted checkpoints are dropped.
-    """
+    """`run_logs/training_status.json`: a run's existing checkpoints and its lessons."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

@@ -53,11 +53,7 @@ class Others(Protocol):
 
 
 class DistributedGroup(ProcessGroup):
-    """The processes of a run, as seen by one of them.
-
-    Raises:
-        LearnerLostError: Another process did not connect.
-    """
+    """The processes of a run, as seen by one; LearnerLostError if another does not connect."""
 
     def __init__(
         self,
@@ -115,10 +111,7 @@ class DistributedGroup(ProcessGroup):
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch; its gradients are weighted by this process's rows in it.
-
-        `sizes` is the number of rows that this process has in each minibatch.
-        """
+        """Yield once per minibatch, in which this process has `sizes` rows, to weight gradients."""
         rows = self._numbers(sizes)
         # A weight is this process's number of rows divided by the mean over all processes.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
@@ -216,10 +209,7 @@ class DistributedGroup(ProcessGroup):
     def _interruptible(
         self, work: Callable[[], object], look: Callable[[], None] | None = None
     ) -> None:
-        """Run `work`, which waits for other processes, in a thread; meanwhile handle signals.
-
-        `look` is called repeatedly during the wait.
-        """
+        """Run `work`, which waits for other processes, in a thread; call `look` meanwhile."""
         failed: list[Exception] = []
         done = threading.Event()
 
@@ -286,11 +276,8 @@ def _own_keys(store: Store) -> PrefixStore:
 def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Return count, mean and sum of squared deviations of the union of several samples.
 
-    Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
-    sample variances".
-
-    Args:
-        parts: count, mean and sum of squared deviations of each sample, float64 [S] each.
+    Each part has these of one sample, float64 [S] each. Source: Chan, Golub and LeVeque 1979,
+    "Updating formulae and a pairwise algorithm for computing sample variances".
     """
     n, mean, squared = parts[0]
     for n_more, mean_more, squared_more in parts[1:]:
@@ -306,12 +293,8 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
 class SharedNormalizers:
     """Keeps the running normalizers of a behavior's networks the same in all processes.
 
-    The common state is the state after the last synchronisation. Until the next one each process
-    adds its own observations to its copy. The next synchronisation adds the observations of all
-    processes to the common state.
-
-    Args:
-        networks: networks that may have normalizers, in the same order in all processes.
+    Between two synchronisations each process adds its own observations to its copy of the common
+    state; a synchronisation adds the observations of all processes to the common state.
     """
 
     def __init__(self, networks: Mapping[str, nn.Module]) -> None:
@@ -364,10 +347,7 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sample that, merged with the sample `before`, gives `state`.
-
-    This is the inverse of `merged`. A sample is given by count, mean and sum of squared deviations.
-    """
+    """Return the sample that, merged with the sample `before`, gives `state`: `merged` inverted."""
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before

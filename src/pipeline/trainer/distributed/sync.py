@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -28,9 +28,9 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
 from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
+from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
-from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,7 @@ _COMPARE_EVERY = 100
 
 
 def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) -> None:
-    """Refuse settings with which several processes cannot learn together.
-
-    Raises:
-        SettingsError: A setting allows one learner only; the message names this setting.
-    """
+    """Raise SettingsError, which names the setting, if several processes cannot learn together."""
     if n_learners == 1:
         return
     section = f"behaviors.{name}"
@@ -68,7 +64,7 @@ def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) ->
 
 
 def settings_per_learner(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
-    """Return the settings for one of `n_learners` processes: its share of the replay and the batch.
+    """Return the settings with a process's share of the replay and its batch.
 
     Algorithms without a replay split their minibatches with `ProcessGroup.minibatch_sizes`.
     """
@@ -90,9 +86,6 @@ class LearnerSync:
     Attributes:
         held: number of this process's rows that waited for an update at the last synchronisation.
             It decides when the next synchronisation is due, so it is part of a resume point.
-
-    Raises:
-        SettingsError: A setting of the learner allows one process only.
     """
 
     def __init__(
@@ -136,8 +129,7 @@ class LearnerSync:
     def should_update(self) -> bool:
         """Return whether all processes together have enough rows for an update.
 
-        After each synchronisation only the first call may return True, unless the learner has
-        finished.
+        After a synchronisation only the first call may return True, unless the learner is finished.
         """
         can_update, self._can_update = self._can_update, False
         if can_update:
@@ -154,24 +146,18 @@ class LearnerSync:
             "weights": self._weights(),
             "steps": self.steps,
             "rows": learner.trajectories.n_closed,
-            "statistics": learner.pending_stats.new(),
+            "statistics": learner.pending_stats,
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Add the counts of all processes to this learner.
-
-        `notes` are the values of `local_state` in all processes, by rank.
-
-        Raises:
-            TrainingError: The weights of two processes differ.
-        """
+        """Add the counts of all processes in `notes`; TrainingError if weights differ."""
         learner = self._learner
         refuse_other_weights(learner.name, notes)
         # Every process adds the same numbers in the same order, so all get the same sums, bit for
         # bit.
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
-        learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
+        learner.statistics.add_from([note["statistics"] for note in notes])
         learner.restart_pending_stats()
         self.steps = 0
         rows = [note["rows"] for note in notes]
@@ -190,11 +176,7 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights, to compare with the digests of other processes.
-
-        With a replay, the digest is computed again only after the number of updates has passed a
-        multiple of `_COMPARE_EVERY`.
-        """
+        """Return the digest of the weights; with a replay not after every update."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -206,13 +188,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare weights, numbers of updates and steps of all processes.
-
-    `notes` are the values of `LearnerSync.local_state` in all processes, by rank.
-
-    Raises:
-        TrainingError: The weights of two processes differ.
-    """
+    """Raise TrainingError if weights, updates or steps differ in `notes`, by rank."""
     for rank, note in enumerate(notes):
         if any(note[key] != notes[0][key] for key in ("weights", "updates", "step")):
             raise TrainingError(
@@ -232,11 +208,8 @@ def digest(parts: Collection[Tensor]) -> int:
 
 
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
-    """Seed the random streams of actions and minibatches by rank; initial weights stay equal.
-
-    The number of updates so far is part of the seed, so that a resumed run does not repeat the
-    first numbers.
-    """
+    """Seed the random streams of actions and minibatches by rank; initial weights stay equal."""
+    # With the number of updates, a resumed run does not repeat the first numbers.
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
         generator.manual_seed(seeding.derive(seed, name, *names))
@@ -244,26 +217,10 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
     algorithm.minibatch_stream.bit_generator.state = stream.bit_generator.state
 
 
-class JointCheckpoint(Protocol):
-    """A resume point of a run with several processes: every process adds a part of it.
-
-    All processes take their parts between the same two synchronisations.
-    """
-
-    def local_state(self) -> dict[str, Any]:
-        """Return this process's data for `merge`, as plain values."""
-
-    def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Continue the resume point at a synchronisation.
-
-        `notes` are the values of `local_state` in all processes, by rank.
-        """
-
-
 class Synchronizer:
     """Decides when the processes synchronise, and gives their learners the same state."""
 
-    def __init__(self, group: ProcessGroup, resume_points: JointCheckpoint | None = None) -> None:
+    def __init__(self, group: ProcessGroup, resume_points: JointResumePoints | None) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
         self._stop_request = StopRequest()
         self._agreed = StopRequest()
@@ -283,14 +240,12 @@ class Synchronizer:
         """This process's request to stop, which the other processes may not know yet."""
         return StopRequest(self._agreed.signal_number or self._stop_signal() or None)
 
-    def sync_if_due(
-        self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
-    ) -> None:
+    def sync_if_due(self, learners: Mapping[str, Learner], next_summary: Mapping[str, int]) -> None:
         """Synchronise if a learner of this process needs it, or the process was asked to stop."""
         if self.group is None:
             return
         stop = self._stop_signal()
-        if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
+        if stop or any(sync.is_due(next_summary[name]) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
             # All learners wait together, so only one of them counts the time.
@@ -299,11 +254,7 @@ class Synchronizer:
                 learner.seconds["meeting"] = seconds
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
-        """Add a new or restored learner to the synchronisations.
-
-        Raises:
-            SettingsError: A setting of the learner allows one process only.
-        """
+        """Add a new or restored learner; SettingsError if its settings allow one process only."""
         if self.group is not None:
             self._members[learner.name] = LearnerSync(learner, self.group, seed=seed, held=held)
 
@@ -331,7 +282,8 @@ class Synchronizer:
             if None not in parts:
                 self._members[name].apply(parts)
         if self._resume_points is not None:
-            self._resume_points.merge([note["resume point"] for note in notes], group)
+            parts = [note["resume point"] for note in notes]
+            self._resume_points.merge(parts, group.gather_object)
 
     def _forward_stop(self) -> None:
         stop = self._stop_signal() or self._agreed.signal_number

@@ -163,8 +163,7 @@ def started(
 def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
     """Join the group that another process has started, and yield this process's view of it.
 
-    Args:
-        device: device of the networks; None takes the type of device of the first process.
+    Without `device`, the networks are on the type of device of the first process.
     """
     rank, size = launched()
     stop = StopRequest()
@@ -221,11 +220,7 @@ def _kind_of_first(store: Store) -> str:
 
 
 def device_of_this_process(device: torch.device) -> torch.device:
-    """Return the GPU with this process's local rank if the device is cuda, else the device.
-
-    Raises:
-        SettingsError: There are fewer GPUs than processes, or the device names a single GPU.
-    """
+    """Return the device, of cuda the GPU with this process's local rank, or SettingsError."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device.type != "cuda":
         return device
@@ -245,11 +240,7 @@ def device_of_this_process(device: torch.device) -> torch.device:
 
 
 def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
-    """Send the first process's job to all processes, and return it in each of them.
-
-    Raises:
-        PipelineError: Another process has another version of this program or of torch.
-    """
+    """Return the first process's job; PipelineError if the processes' versions differ."""
     # Versions are compared first, because another version may not have the job's classes.
     notes = group.all_gather_object({"version": __version__, "torch": str(torch.__version__)})
     for rank, note in enumerate(notes):
