@@ -20,12 +20,12 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
 from pipeline.algos.replay_sampler import ReplaySampler
-from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
+from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import mean_losses, steps_of
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.core.arrays import BoolArray, FloatArray
-from pipeline.core.specs import ActionSpec, BehaviorSpec
+from pipeline.core.specs import BehaviorSpec
 from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
@@ -91,16 +91,25 @@ class OffPolicy(Algorithm):
         # The logarithm of a temperature is trained, so that the temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
-        self.target_entropy = _target_entropy(actions, _gaussian_entropy(h.target_sigma)).to(device)
-        self.alpha_weight = _alpha_weight(actions).to(device)
+        # `target_entropy` [C] is what `_targets` returns if every choice is allowed. The weights of
+        # temperatures [C] are 1 for continuous actions, and 1 / b for each of b branches.
+        targets, weights = [], []
+        if actions.continuous_size:
+            # The entropy of N(0, sigma^2) is log(2 pi e sigma^2) / 2.
+            sigma, entropy = h.target_sigma, CONTINUOUS_ENTROPY
+            if sigma is not None:
+                entropy = 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
+            targets, weights = [entropy * actions.continuous_size], [1.0]
+        targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
+        weights += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
+        self.target_entropy = torch.tensor(targets, device=device)
+        self.alpha_weight = torch.tensor(weights, device=device)
         self.noise_stream = generator_for(seed, device, "noise")
         signals = settings.reward_signals.values()
         self.gammas = np.array([signal.gamma for signal in signals])
         self.reward_scale: RewardScale | None = None
         if h.reward_normalization:
-            self.reward_scale = RewardScale(
-                len(self.gammas), gamma=self.gammas, largest=LARGEST_RETURN
-            )
+            self.reward_scale = RewardScale(len(self.gammas), gamma=self.gammas)
         # The two counts start at 1, because `_due` expects 1 plus the number of steps made.
         self.n_updates = self.n_signal_updates = 1
 
@@ -109,11 +118,8 @@ class OffPolicy(Algorithm):
     ) -> None:
         """Make the replay buffer, its `sampler`, and behavioral cloning for the policy `cloned`."""
         h = self.hyperparameters
-        self.replay = Replay(
-            self.columns,
-            capacity=h.buffer_size,
-            sequence_length=self.sequence_length,
-        )
+        length = self.sequence_length
+        self.replay = Replay(self.columns, capacity=h.buffer_size, sequence_length=length)
         self.sampler = sampler(
             self.replay,
             self.signals,
@@ -291,11 +297,7 @@ class OffPolicy(Algorithm):
         # `steps_of` scales actions as if a Gaussian policy had drawn them. The actions here are
         # already in -1..1, so they are read again without scaling.
         continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
-        steps = Rows(
-            obs=steps.obs,
-            next_obs=steps.next_obs,
-            fields={**steps.fields, "continuous": continuous},
-        )
+        steps = replace(steps, fields={**steps.fields, "continuous": continuous})
         with torch.no_grad():
             return self.signals.rewards(steps).cpu().numpy()
 
@@ -415,24 +417,3 @@ class OffPolicy(Algorithm):
         # A checkpoint of a run without reward normalisation has no key `reward_scale`.
         if self.reward_scale is not None and "reward_scale" in state:
             self.reward_scale.load_state_dict(state["reward_scale"])
-
-
-def _gaussian_entropy(sigma: float | None) -> float:
-    """Return the entropy of N(0, sigma^2), log(2 pi e sigma^2) / 2; CONTINUOUS_ENTROPY for None."""
-    if sigma is None:
-        return CONTINUOUS_ENTROPY
-    return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
-
-
-def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
-    """Return target entropies [C] as `_targets` does, if every choice is allowed."""
-    targets = [per_component * actions.continuous_size] if actions.continuous_size else []
-    targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
-    return torch.tensor(targets)
-
-
-def _alpha_weight(actions: ActionSpec) -> Tensor:
-    """Return temperature weights [C]: 1 for continuous actions, 1 / b for each of b branches."""
-    shares = [1.0] if actions.continuous_size else []
-    shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
-    return torch.tensor(shares)

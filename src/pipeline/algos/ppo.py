@@ -22,16 +22,17 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.process_group import ProcessGroup
-from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
+from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import IntrinsicRewards
 from pipeline.algos.rows import (
     Rows,
+    named_tensors,
     stored_sequences,
     tensors,
     values_in_sequence,
 )
 from pipeline.algos.schedules import Schedule, adapted_rate
-from pipeline.core.arrays import AnyArray, FloatArray, IntArray
+from pipeline.core.arrays import FloatArray, IntArray
 from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
@@ -97,21 +98,15 @@ def generalized_advantages(
     last_rows = ends[order]
     carry = np.zeros_like(bootstrap)
     decay = (gamma * lambda_).astype(np.float32)
-    for back, n_active in enumerate(_active_counts(lengths)):
+    # `n_active` is the number of trajectories that have more than `back` rows.
+    n_active_at = len(lengths) - np.cumsum(np.bincount(lengths))
+    for back, n_active in enumerate(n_active_at[:-1]):
         rows = last_rows[:n_active] - back
         # This is A_t = delta_t + gamma lambda A_t+1 for the rows that are `back` steps before the
         # ends of their trajectories.
         carry = advantages[rows] + decay * carry[:n_active]
         advantages[rows] = carry
     return advantages
-
-
-def _active_counts(lengths: IntArray) -> AnyArray:
-    """Return, for each t from 0, the number of trajectories that have at least t + 1 rows."""
-    longest = int(lengths.max(initial=0))
-    histogram = np.bincount(lengths, minlength=longest + 1)
-    # The cumulative sum counts trajectories of at most t rows; all others have row t.
-    return len(lengths) - np.cumsum(histogram)[:longest]
 
 
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
@@ -242,7 +237,7 @@ class PPO(Algorithm):
             n_signals = len(self.signals.names)
             # The discount has no effect: only `RewardScale.observe` reads it, and PPO calls only
             # `RewardScale.add`.
-            self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
+            self.return_scale = RewardScale(n_signals, gamma=1.0)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     def make_networks(self, seed: int) -> None:
@@ -342,14 +337,7 @@ class PPO(Algorithm):
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
         """Return, by tag, the mean absolute value of each loss, which ML-Agents also charts.
 
-        Args:
-            losses: [P, L] the L losses of each of P gradient steps.
-            rows: the rows of the update.
-            names: names of the L losses.
-            step: number of agent steps so far.
-
-        Raises:
-            TrainingError: A loss, a gradient or a weight is not finite.
+        `losses` [P, L] are the losses of P gradient steps, called `names`.
         """
         self.processes.average_(losses, len(rows))
         means = dict(zip(names, losses.abs().mean(0).tolist(), strict=True))
@@ -374,20 +362,20 @@ class PPO(Algorithm):
         # has a low variance: Schulman 2020, http://joschu.net/blog/kl-approx.html (the estimator
         # k3).
         change = last_epoch.exp() - 1.0
+        # The explained variance is 1 - Var(R - V) / Var(R), as a mean over signals.
+        variance = rows.returns.var(0, correction=0)
+        residual = (rows.returns - rows.value).var(0, correction=0)
+        explained = 1.0 - residual / variance.clamp_min(1e-8)
         return {
             **stats,
             **now.stats(),
             "Policy/approx_kl": float((change - last_epoch).mean()),
             "Policy/clip_fraction": float((change.abs() > now.epsilon).float().mean()),
-            "Policy/explained_variance": _explained_variance(rows),
+            "Policy/explained_variance": float(explained.mean()),
         }
 
     def learn_minibatch(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
-        """Make one gradient step on a minibatch.
-
-        Args:
-            batch: the minibatch.
-            fixed: inputs of `losses` that all minibatches share.
+        """Make one gradient step; `fixed` has the inputs of `losses` that all minibatches share.
 
         Returns:
             Policy loss and value loss, scalars, and the log ratio [B, C]: log probabilities under
@@ -453,9 +441,8 @@ class PPO(Algorithm):
         else:
             self._rewards, steps = self.intrinsic.begin(rollout)
         targets = self._targets(rollout, estimates, bootstrap, is_new=True)
-        stored = [name for name in STORED if name in rollout.fields]
-        columns = {**{name: rollout.fields[name] for name in stored}, **targets}
-        fields = dict(zip(columns, tensors([*columns.values()], self.device), strict=True))
+        columns = {**rollout.fields, **targets}
+        fields = named_tensors(columns, (*STORED, *targets), self.device)
         rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
         if not self.settings.threaded:
             return rows
@@ -469,8 +456,7 @@ class PPO(Algorithm):
         """Return `rows` with returns and advantages computed again with the current critic."""
         estimates, bootstrap = self._estimates(rollout, rows.obs, rows.sequences)
         targets = self._targets(rollout, estimates, bootstrap, is_new=False)
-        names = ("returns", "advantage")
-        changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
+        changed = named_tensors(targets, ("returns", "advantage"), self.device)
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
         # The weights are ratios to the policy that acted, so the log probabilities of that policy
@@ -497,12 +483,8 @@ class PPO(Algorithm):
         if sequences is None:
             value, following = self._values_in_parts(obs), self._values_in_parts(next_obs)
         else:
-            value, following = (
-                values.cpu().numpy()
-                for values in values_in_sequence(
-                    self._value, obs, next_obs, rollout, sequences=sequences
-                )
-            )
+            pair = values_in_sequence(self._value, obs, next_obs, rollout, sequences=sequences)
+            value, following = (values.cpu().numpy() for values in pair)
         # A signal that ignores ends has a value after the end of the task, too.
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
         return {"value": value}, bootstrap
@@ -547,13 +529,8 @@ class PPO(Algorithm):
     ) -> FloatArray:
         """Return generalised advantage estimates [R, S]; subclasses may compute other advantages.
 
-        Returns are advantages plus values; the policy learns from normalised advantages.
-
-        Args:
-            rollout: K closed trajectories, with `starts` [K] and `lengths` [K].
-            rewards: [R, S] rewards of each signal, times its strength.
-            values: [R, S] critic's estimates.
-            bootstrap: [K, S] value after each trajectory's last row, 0 where it terminated.
+        The other arguments are those of `generalized_advantages`; `rewards` [R, S] are multiplied
+        by the signals' strengths. The policy learns from normalised advantages.
         """
         return generalized_advantages(
             rewards=rewards,
@@ -567,9 +544,9 @@ class PPO(Algorithm):
 
     def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
         """Return the critic's values [R, S], computed in pieces to limit the memory for images."""
-        parts = Rows(obs=list(obs)).split(CHUNK)
-        result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()
-        return result
+        parts = [self._value(part.obs) for part in Rows(obs=list(obs)).split(CHUNK)]
+        values: FloatArray = torch.cat(parts).cpu().numpy()
+        return values
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
@@ -601,10 +578,3 @@ class PPO(Algorithm):
         # A checkpoint of a run without return normalisation has no key `return_scale`.
         if self.return_scale is not None and "return_scale" in state:
             self.return_scale.load_state_dict(state["return_scale"])
-
-
-def _explained_variance(rows: Rows) -> float:
-    # This is 1 - Var(R - V) / Var(R) of each signal, then the mean over signals.
-    variance = rows.returns.var(0, correction=0)
-    residual = (rows.returns - rows.value).var(0, correction=0)
-    return float((1.0 - residual / variance.clamp_min(1e-8)).mean())

@@ -29,25 +29,6 @@ from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.settings.trainer.schema import SACSettings, TrainerSettings
 
 
-def value_targets(
-    *, rewards: Tensor, done: Tensor, next_value: Tensor, gamma: Tensor, ignores_done: Tensor
-) -> Tensor:
-    """Return targets of action values, r + gamma V(s'): arXiv 1801.01290, equation 8.
-
-    Args:
-        rewards: [B, S] reward of each signal.
-        done: bool [B] whether the task ended with the step.
-        next_value: [B, S] value of the next observation.
-        gamma: [S] discount per step, or [B, S] discount over several steps.
-        ignores_done: bool [S] whether the signal has a value after the end of the task.
-
-    Returns:
-        [B, S] targets.
-    """
-    ends = done.unsqueeze(1) & ~ignores_done
-    return rewards + gamma * next_value.masked_fill(ends, 0.0)
-
-
 class SAC(OffPolicy):
     """Trains a policy, two action values, and a state value with a slowly moving target.
 
@@ -159,17 +140,16 @@ class SAC(OffPolicy):
     def targets(self, batch: Rows, next_value: Tensor) -> Tensor:
         """Return the targets [B, S] of the action values; subclasses may return other targets.
 
+        They are r + gamma V(s'): arXiv 1801.01290, equation 8.
+
         Args:
-            batch: a minibatch, with `rewards` [B, S] and `done` [B].
+            batch: a minibatch with `rewards` [B, S], `done` [B], and for returns over several steps
+                `discount` [B, S].
             next_value: [B, S] value of the next observation, by the slowly moving target.
         """
-        return value_targets(
-            rewards=batch.rewards,
-            done=batch.done,
-            next_value=next_value,
-            gamma=batch.fields.get("discount", self.signals.gamma),
-            ignores_done=self.signals.ignores_done,
-        )
+        ends = batch.done.unsqueeze(1) & ~self.signals.ignores_done
+        gamma = batch.fields.get("discount", self.signals.gamma)
+        return batch.rewards + gamma * next_value.masked_fill(ends, 0.0)
 
     def _sequence_states(
         self, batch: Rows

@@ -124,20 +124,12 @@ def shifted_distribution(
     return result, (probability * (shifted != place)).sum(1).mean()
 
 
-def soft_target(
-    values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
-) -> Tensor:
-    """Return targets r + discount (min Q - cost) [B].
+def least_value(values: Tensor, sampled: SampledActions) -> Tensor:
+    """Return the smaller of both critics' values [B] of the policy's actions.
 
-    `values` [2, B, K] are the values Q of both critics; for the other arguments see
-    `least_distribution` and `shifted_distribution`.
+    `values` [2, B, K] are the values Q of both critics; see arXiv 1802.09477, equation 10.
     """
-    # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
-    expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
-    return reward + discount * (expected.amin(0) - cost)
-
-
-# --- The losses ------------------------------------------------------------------------------
+    return sampled.expected(values.unsqueeze(2)).squeeze(-1).amin(0)
 
 
 def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
@@ -167,37 +159,6 @@ def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
     return log_p @ target.unsqueeze(1).expand(shape).flatten() / (-shape[0] * shape[1])
 
 
-def squared_errors(values: Tensor, target: Tensor) -> Tensor:
-    """Return errors (y - Q)^2 / 2 [2] of the critics, means over rows and branches.
-
-    Args:
-        values: [2, B, b] values Q of the taken choices.
-        target: [B] target returns y, without gradient.
-    """
-    return 0.5 * (target.unsqueeze(1) - values).square().mean((1, 2))
-
-
-def policy_loss(sampled: SampledActions, values: Tensor) -> Tensor:
-    """Return the mean of alpha log pi - min Q over rows: arXiv 1812.05905, equation 9.
-
-    `values` [2, B, K] are both critics' values Q of the sampled actions.
-    """
-    expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
-    return (sampled.entropy_cost - expected.amin(0)).mean()
-
-
-def temperature_loss(log_alpha: Tensor, gap: Tensor, weight: Tensor) -> Tensor:
-    """Return sum w alpha (H - H'), which lowers alpha while the entropy H is above its target H'.
-
-    Args:
-        log_alpha: [C] logarithm of each component's temperature.
-        gap: [C] entropy minus target entropy, without gradient.
-        weight: [C] weight of each component.
-    """
-    # This is equation 18 of arXiv 1812.05905.
-    return (log_alpha.exp() * gap * weight).sum()
-
-
 class TwinCritics(nn.Module):
     """Two critics with different initial weights."""
 
@@ -213,10 +174,8 @@ class TwinCritics(nn.Module):
 
         The statistics are those of `NormalizedLayers.in_training` for each critic.
         """
-        of_each = [critic(obs, continuous) for critic in self.critics]
-        return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
-            [s for *_, s in of_each]
-        )
+        hidden, heads, statistics = zip(*(c(obs, continuous) for c in self.critics), strict=True)
+        return list(zip(hidden, heads, strict=True)), torch.stack(statistics)
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
         """Return outputs [2, R, K, Z] for `rows`; `of_each` is the first result of `forward`."""
@@ -236,11 +195,8 @@ class TrainedPolicy(Policy):
     ) -> None:
         # `Policy.__init__` is not called, because it would make a second actor.
         nn.Module.__init__(self)
-        self.spec, self.settings, self.normalizers = (
-            acting.spec,
-            acting.settings,
-            acting.normalizers,
-        )
+        self.spec, self.settings = acting.spec, acting.settings
+        self.normalizers = acting.normalizers
         self.actor = actor  # type: ignore[assignment]  # it has the methods that losses call
         self.numpy_actor = None
         self._acting = (acting,)  # a tuple keeps the policy from becoming a submodule
@@ -369,12 +325,9 @@ class XQC(OffPolicy):
             sampled = self._sampled(
                 actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
             )
-            follows = {
-                "reward": batch.rewards.squeeze(1),
-                # A discount of 0 leaves only the reward where the task has ended.
-                "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
-                "cost": self._critic_cost(sampled),
-            }
+            reward, cost = batch.rewards.squeeze(1), self._critic_cost(sampled)
+            # A discount of 0 leaves only the reward where the task has ended.
+            discount = fields["discount"].squeeze(1).masked_fill(batch.done, 0.0)
             # States and next states are one minibatch, so that batch statistics are those of their
             # mixture: the joint forward pass of arXiv 1902.05605.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
@@ -386,14 +339,20 @@ class XQC(OffPolicy):
             followed = hidden if self.target is None else self.target(obs, actions)[0]
             later = self.critics.values(followed, slice(n_rows, None))
             if self.recipe.n_atoms == 1:
-                target = soft_target(later.squeeze(-1), sampled, **follows)
+                target = reward + discount * (least_value(later.squeeze(-1), sampled) - cost)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)
             else:
-                least = least_distribution(later, sampled, self.atoms)
-                target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
+                target, clipped = shifted_distribution(
+                    least_distribution(later, sampled, self.atoms),
+                    reward=reward,
+                    discount=discount,
+                    cost=cost,
+                    atoms=self.atoms,
+                )
                 value = (taken.softmax(-1) @ self.atoms).mean()
         if self.recipe.n_atoms == 1:
-            losses = squared_errors(taken.squeeze(-1), target)
+            # The losses [2] are the errors (y - Q)^2 / 2, as means over rows and branches.
+            losses = 0.5 * (target.unsqueeze(1) - taken.squeeze(-1)).square().mean((1, 2))
         else:
             losses = cross_entropies(taken, target)
         shown = torch.cat((losses, torch.stack((value, clipped))))
@@ -410,12 +369,13 @@ class XQC(OffPolicy):
         values = (
             outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
         )
-        loss_pi = policy_loss(sampled, values)
+        # This is equation 9 of arXiv 1812.05905: the mean of alpha log pi - min Q.
+        loss_pi = (sampled.entropy_cost - least_value(values, sampled)).mean()
         with torch.no_grad():
             gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
-        # The two losses can be added: the gap has no gradient, so that neither loss changes the
-        # gradients of the other.
-        loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
+        # This is equation 18 of arXiv 1812.05905: it lowers alpha while the entropy is above its
+        # target. The gap has no gradient, so neither loss changes the gradients of the other.
+        loss_alpha = (self.log_alpha.exp() * gap * self.alpha_weight).sum()
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
     def _scaled(self, rewards: Tensor) -> Tensor:

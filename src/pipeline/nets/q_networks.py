@@ -41,10 +41,7 @@ class QNetwork(nn.Module):
     ) -> Tensor:
         """Return values [B, S, outputs] of each signal and choice.
 
-        Args:
-            encoded: results of `body.features` for the observations.
-            continuous: [B, A] actions in -1..1; A may be 0.
-            sequences: the sequences that the rows form; None without memory.
+        `encoded` are the results of `body.features`; `continuous` [B, A] are actions in -1..1.
         """
         joined, goal = encoded
         # Actions are joined after the encoders, so that images are encoded only once.
@@ -93,9 +90,8 @@ class TwinQNetworks(nn.Module):
         if paired:
             *bodies, weight, bias = paired
             self._shared = DensePair(bodies, self.first.body.dense.activation), weight, bias
-        for frozen, trained in zip(
-            self._frozen[0].parameters(), self.first.parameters(), strict=True
-        ):
+        pairs = zip(self._frozen[0].parameters(), self.first.parameters(), strict=True)
+        for frozen, trained in pairs:
             # The copy's weights share the storage of the first network's weights, but get no
             # gradients.
             frozen.data = trained.data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,6 @@ POOL_SIDE, POOL_STRIDE = 3, 2
 # 1502.01852).
 DENSE_GAIN = 1.41
 _PACKAGE = "pipeline.nets."
-
-
-class VisualEncoder(Protocol):
-    """A `torch.nn.Module` for images, made from the image's shape (C, H, W) and the output size."""
-
-    minimum_side: ClassVar[int]
-    """Smallest height and width of an image."""
-
-    def __call__(self, image: Tensor, /) -> Tensor:
-        """Map [B, C, H, W] to [B, output]."""
-
-    def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` to the ONNX graph for the tensor `image`; return the result's name."""
 
 
 class ConvolutionEncoder(nn.Module):
@@ -252,8 +239,10 @@ class OwnEncoder(nn.Module):
         return trace(graph, self.network, x, self.shape)
 
 
-def observation_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder | OwnEncoder:
+def observation_encoder(kind: str, shape: Sequence[int], output: int) -> Any:
     """Return the encoder called `kind` for observations of `shape`: (C, H, W), or (n,).
+
+    It is a `torch.nn.Module` that maps [B, *shape] to [B, output], and has a method `to_onnx`.
 
     Raises:
         SettingsError: The image is too small for this kind, or the encoder cannot be used.
@@ -273,5 +262,4 @@ def observation_encoder(kind: str, shape: Sequence[int], output: int) -> VisualE
             f"EncoderType ({kind}). The min dimension is {encoder.minimum_side}; "
             f"network_settings.vis_encode_type can be one of: {', '.join(fitting)}{cheap}."
         )
-    network: VisualEncoder = encoder(shape, output)
-    return network
+    return encoder(shape, output)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from test_ppo import rollout
 
-from pipeline.algos.sac import SAC, value_targets
+from pipeline.algos.rows import Rows
+from pipeline.algos.sac import SAC
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
@@ -78,13 +79,10 @@ def experience(kind: str, n_rows: int = 128, *, masked: bool = False):
 
 
 def test_only_targets_of_signals_that_ignore_done_include_values_after_the_end_of_a_task():
-    target = value_targets(
-        rewards=torch.tensor([[1.0, 2.0], [1.0, 2.0]]),
-        done=torch.tensor([False, True]),
-        next_value=torch.tensor([[10.0, 100.0], [10.0, 100.0]]),
-        gamma=torch.tensor([0.9, 0.5]),
-        ignores_done=torch.tensor([False, True]),
-    )
+    settings = replace(trainer_settings(), reward_signals=signals(MOVED["two signals"]))
+    sac = SAC(SPECS["continuous"], settings, seed=1, device=CPU)
+    fields = {"rewards": torch.tensor([[1.0, 2.0]] * 2), "done": torch.tensor([False, True])}
+    target = sac.targets(Rows(obs=[], fields=fields), torch.tensor([[10.0, 100.0]] * 2))
     assert target.tolist() == [[10.0, 52.0], [1.0, 52.0]]
 
 
