@@ -204,10 +204,10 @@ class GAIL(RewardSignal):
         Args:
             pairs: for each input, the policy's and the expert's values [B, *shape].
         """
-        mixed = [
-            self._between(policy_input, expert_input).requires_grad_()
-            for policy_input, expert_input in pairs
-        ]
+        mixed = []
+        for ours, theirs in pairs:
+            share = torch.rand(ours.shape, generator=self.generator, device=ours.device)
+            mixed.append(torch.lerp(theirs, ours, share).requires_grad_())
         estimates = self.network.estimates(self.network.features(mixed))
         # The gradient of the sum consists of the gradients of the rows, because an estimate depends
         # only on its own row.
@@ -217,10 +217,6 @@ class GAIL(RewardSignal):
         # EPSILON is added, because the square root has no finite derivative at 0.
         norms = (torch.stack(squared).sum(0) + EPSILON).sqrt()
         return (norms - 1.0).square().mean()
-
-    def _between(self, policy_input: Tensor, expert_input: Tensor) -> Tensor:
-        share = torch.rand(policy_input.shape, generator=self.generator, device=policy_input.device)
-        return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
         """Draw the inputs of `n` expert steps, with probabilities in proportion to `weights`."""

@@ -92,7 +92,9 @@ class Memory(nn.Module):
         axis of ONNX's LSTM.
         """
         H = self.output_size
-        from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
+        from_input, from_hidden, *biases = (
+            torch.cat([rows.chunk(N_GATES)[gate] for gate in _ONNX_GATES]) for rows in self._weights
+        )
         weights = [
             # ONNX has a leading axis for directions, and both biases in one tensor.
             graph.weight(from_input[None], "memory.weight"),
@@ -111,12 +113,6 @@ class Memory(nn.Module):
         joined = graph.node("Concat", outputs[1:], axis=2)
         graph.node("Transpose", [joined], "recurrent_out", perm=[1, 0, 2])
         return features
-
-
-def _for_onnx(rows: Tensor) -> Tensor:
-    """Return rows [4 H, ...] of LSTM weights, with the four gates in ONNX's order."""
-    gates = rows.chunk(N_GATES)
-    return torch.cat([gates[index] for index in _ONNX_GATES])
 
 
 def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:
