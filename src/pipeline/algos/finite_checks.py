@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 def refuse_non_finite_decision(
     *, obs: Sequence[FloatArray], continuous: FloatArray, log_prob: FloatArray
 ) -> None:
-    """Refuse observations and decisions that are not finite, in one pass over each array.
-
-    Args:
-        obs: [N, *shape] per observation.
-        continuous: [N, A] continuous actions.
-        log_prob: [N, C] log probabilities of action components.
+    """Refuse observations [N, *shape], actions [N, A] and log probabilities that are not finite.
 
     Raises:
         UnityPolicyException: A number is not finite.

@@ -199,10 +199,8 @@ class GAIL(RewardSignal):
         """Return the gradient penalty, the mean of (|gradient| - 1)^2 (arXiv 1704.00028).
 
         The gradient is that of D with respect to all its inputs (observations and actions), at
-        random elementwise mixtures of the policy's and the expert's inputs.
-
-        Args:
-            pairs: for each input, the policy's and the expert's values [B, *shape].
+        random elementwise mixtures of the inputs in `pairs`: for each input, the policy's and the
+        expert's values [B, *shape].
         """
         mixed = []
         for ours, theirs in pairs:

@@ -329,13 +329,10 @@ class OffPolicy(Algorithm):
     def _sampled(
         self, heads: ActionHeads, hidden: Tensor, noise: Tensor | None, allowed: Tensor | None
     ) -> SampledActions:
-        """Draw actions for hidden vectors, with gradients.
+        """Draw actions for hidden vectors [B, H], with gradients.
 
-        Args:
-            heads: action heads of the policy.
-            hidden: [B, H] hidden vectors of the policy.
-            noise: [B, A] standard normal; None without continuous actions.
-            allowed: bool [B, sum of branch sizes]; None without branches.
+        `noise` [B, A] is standard normal, None without continuous actions; `allowed` is bool [B,
+        sum of branch sizes], None without branches.
         """
         columns = []
         if noise is None:
@@ -369,10 +366,8 @@ class OffPolicy(Algorithm):
     def _targets(self, allowed: Tensor | None) -> Tensor:
         """Return target entropies [C]: of all continuous actions together, and of each branch.
 
-        A branch's target is the mean over rows of 0.2 ln(n), with n allowed choices in the row.
-
-        Args:
-            allowed: bool [B, sum of branch sizes]; None without branches.
+        A branch's target is the mean over rows of 0.2 ln(n), with n choices in the row that
+        `allowed` [B, sum of branch sizes] allows; `allowed` is None without branches.
         """
         if allowed is None:
             return self.target_entropy

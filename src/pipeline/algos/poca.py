@@ -136,10 +136,8 @@ class POCA(PPO):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the loss, its parts [3] (policy, value, baseline), and the log ratios [B, C].
 
-        Args:
-            inputs: tensors of a minibatch, the critic's input `mates`, and the entropy weight
-                `beta`.
-            sequences: the sequences that the rows form; None without memory.
+        `inputs` has the tensors of a minibatch, the critic's input `mates`, and the entropy weight
+        `beta`; `sequences` are the rows' sequences, None without memory.
         """
         batch = Rows.of(inputs, sequences)
         hidden = self.policy.actor(batch.obs, sequences)

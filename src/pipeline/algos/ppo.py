@@ -145,15 +145,10 @@ def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
 def clipped_value_loss(
     *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
 ) -> Tensor:
-    """Return the mean of max((R - V)^2, (R - V_clipped)^2).
+    """Return the mean of max((R - V)^2, (R - V_clipped)^2) of values V and returns R, both [B, S].
 
-    V_clipped is V, limited to a distance of at most `clip` from `old_value`.
-
-    Args:
-        value: [B, S] for each of S reward signals.
-        old_value: [B, S] estimates when the rollout was collected.
-        returns: [B, S] targets.
-        clip: [S] largest distance from `old_value`; a value further away does not lower the loss.
+    V_clipped is V, limited to a distance of at most `clip` [S] from `old_value` [B, S], the
+    estimates when the rollout was collected.
     """
     # Value clipping is not in PPO's paper but in its code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
@@ -179,11 +174,9 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     component as in `policy_loss`.
 
     Args:
-        rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
+        rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1]; the result
+            has `now` as `log_prob`, and `advantage` [R, C].
         now: [R, C] log probabilities of the same actions under the current policy.
-
-    Returns:
-        Rows with `now` as `log_prob`, and `advantage` [R, C].
     """
     # Weights are limited, because a single action that was unlikely for the older policy could
     # outweigh all other rows of the minibatch.
@@ -392,10 +385,8 @@ class PPO(Algorithm):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
 
-        Args:
-            inputs: tensors of a minibatch, the entropy weight `beta`, and `clip` [S] if values are
-                clipped.
-            sequences: the sequences that the rows form; None without memory.
+        `inputs` has the tensors of a minibatch, the entropy weight `beta`, and `clip` [S] if values
+        are clipped; `sequences` are the rows' sequences, None without memory.
         """
         batch = Rows.of(inputs, sequences)
         hidden, value = self.both(batch.obs, *self._sequence_states(batch.sequences))
@@ -417,9 +408,8 @@ class PPO(Algorithm):
     def policy_loss(self, log_ratio: Tensor, batch: Rows) -> Tensor:
         """Return the policy's loss, a scalar: the clipped surrogate; subclasses may change it.
 
-        Args:
-            log_ratio: [B, C] log probabilities of the taken actions, less `batch.log_prob`.
-            batch: a minibatch with `advantage` [B, 1], and the fields of `with_clip_range`.
+        `log_ratio` [B, C] are log probabilities of the taken actions, less `batch.log_prob`;
+        `batch` has `advantage` [B, 1], and the fields of `with_clip_range`.
         """
         bounds = {name: batch.fields[name] for name in ("lowest", "highest")}
         return policy_loss(log_ratio=log_ratio, advantage=batch.advantage, **bounds)
@@ -470,14 +460,9 @@ class PPO(Algorithm):
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         """Return the critic's estimates for a rollout's rows, before multiplication by `_unit`.
 
-        Args:
-            rollout: closed trajectories.
-            obs: [R, *shape] per observation, normalised.
-            sequences: the sequences that the rows form; None without memory.
-
-        Returns:
-            `value` [R, S], with `baseline` [R, S] if advantages subtract a baseline instead of
-            the value; and values [K, S] of the observations after the trajectories.
+        They are `value` [R, S], with `baseline` [R, S] if advantages subtract a baseline instead of
+        the value; the second result has values [K, S] of the observations after the trajectories.
+        `obs` [R, *shape] are normalised; `sequences` are None without memory.
         """
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         if sequences is None:

@@ -252,10 +252,8 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
 def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> Rows:
     """Return all steps of a rollout in the form that `RewardSignal` describes.
 
-    Args:
-        rollout: closed trajectories; continuous actions are Gaussian samples.
-        device: device of the signals' networks.
-        with_next_obs: whether to return the observation after each step.
+    The rollout's continuous actions are Gaussian samples. `next_obs` is empty unless
+    `with_next_obs`.
     """
     fields = named_tensors(rollout.fields, ("continuous", "discrete", "reward"), device)
     # Rollouts store actions as they were drawn, but demonstrations, with which GAIL compares them,

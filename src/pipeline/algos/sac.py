@@ -92,9 +92,8 @@ class SAC(OffPolicy):
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss of all networks, and its statistics.
 
-        Args:
-            inputs: tensors of a minibatch, and `noise` [B, A] that new actions are drawn with.
-            sequences: the sequences that the rows form; None without memory.
+        `inputs` has the tensors of a minibatch, and `noise` [B, A] that new actions are drawn with;
+        `sequences` are the rows' sequences, None without memory.
         """
         batch = Rows.of(inputs, sequences)
         actions = self.spec.action_spec

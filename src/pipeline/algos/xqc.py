@@ -71,12 +71,8 @@ def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -
     """Return for each row the distribution [B, Z] of the critic with the smaller mean.
 
     For each branch the distributions of its choices are averaged by the choices' probabilities;
-    then the branches are averaged.
-
-    Args:
-        logits: [2, B, K, Z] logits of both critics.
-        sampled: the policy's actions at the same observations.
-        atoms: [Z] return of each atom.
+    then the branches are averaged. `logits` [2, B, K, Z] come from both critics, `sampled` the
+    policy's actions at the same observations, `atoms` [Z] the return of each atom.
     """
     of_choices = logits.softmax(-1)
     if sampled.probability is None:
@@ -135,10 +131,8 @@ def least_value(values: Tensor, sampled: SampledActions) -> Tensor:
 def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
     """Return the outputs [2, B, b, Z] of the taken choices; b = 1 without branches.
 
-    Args:
-        outputs: [2, B, K, Z] of both critics.
-        discrete: int64 [B, b] choices; b may be 0.
-        columns: int64 [b] first output of each branch.
+    `outputs` are [2, B, K, Z], the choices int64 [B, b] (b may be 0), and `columns` int64 [b] the
+    first output of each branch.
     """
     if not len(columns):
         return outputs
@@ -150,9 +144,7 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
 def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
     """Return cross-entropies [2] of the critics, -sum target log p, means over rows and branches.
 
-    Args:
-        logits: [2, B, b, Z] of the taken choices.
-        target: [B, Z] probabilities, without gradient.
+    `logits` [2, B, b, Z] belong to the taken choices; `target` [B, Z] has no gradient.
     """
     n_critics, *shape = logits.shape
     log_p = logits.log_softmax(-1).view(n_critics, -1)
@@ -312,11 +304,8 @@ class XQC(OffPolicy):
     def critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the sum of the critics' losses, statistics [4], and the moments of features.
 
-        The statistics are both losses, the mean value, and the share of clipped mass.
-
-        Args:
-            inputs: tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] for drawing next
-                actions.
+        The statistics are both losses, the mean value, and the share of clipped mass. `inputs` has
+        the tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] for drawing next actions.
         """
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
         fields, n_rows = batch.fields, len(inputs["rewards"])

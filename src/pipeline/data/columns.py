@@ -174,9 +174,8 @@ class Sequences:
 def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
     """Return the sequences into which trajectories, stored one after another, are cut.
 
-    Args:
-        lengths: integers [K], number of rows of each trajectory, at least 1.
-        sequence_length: rows of a sequence; a trajectory's last sequence may be shorter.
+    The trajectories have `lengths` [K] rows, at least 1. A sequence has `sequence_length` rows; a
+    trajectory's last sequence may be shorter.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     # The quotient is rounded up, because the last sequence of a trajectory may be short.
@@ -193,11 +192,9 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
 
 
 def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
-    """Return the numbers of the rows, int64 [sum of lengths], in S pieces of an array.
+    """Return the numbers of the rows in pieces of an array, int64 [sum of lengths].
 
-    Args:
-        starts: [S] first row of each piece.
-        lengths: [S] number of rows of each piece.
+    The S pieces begin at the rows `starts` [S], and have `lengths` [S] rows.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths

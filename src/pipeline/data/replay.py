@@ -197,13 +197,8 @@ class Replay:
     ) -> None:
         """Store the sequences of new rows, and forget the sequences that these rows overwrite.
 
-        Called before `n_added` counts the new rows.
-
-        Args:
-            starts: [S] first row of each sequence, counted from the first new row.
-            lengths: [S] rows of each sequence.
-            memory: [S, M] memory before the first row of each sequence.
-            n_rows: number of new rows.
+        Called before `n_added` counts the `n_rows` new rows. `starts` [S] are first rows, counted
+        from the first new row, and `memory` [S, M] is the memory before them.
         """
         if self._memory is None:
             return

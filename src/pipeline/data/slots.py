@@ -105,12 +105,9 @@ class Slots:
         return _concatenated(freed)
 
     def sweep(self) -> AnyArray:
-        """Free the slots of agents that were in none of the last 1,000 messages, if a sweep is due.
+        """Free and return the slots [K] of agents that were in none of the last 1,000 messages.
 
         A sweep is due when the number of taken slots has doubled since the last sweep.
-
-        Returns:
-            The freed slots [K].
         """
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE

@@ -45,13 +45,10 @@ def is_padding(entities: Tensor) -> Tensor:
 
 
 class ResidualSelfAttention(nn.Module):
-    """Self-attention of embeddings in a residual block, and the mean of the results.
+    """Self-attention of embeddings [`size`] in a residual block, and the mean of the results.
 
     Scores are divided by the root of the embedding size, not of a head's size (arXiv 1706.03762,
     equation 1), because ML-Agents does so, and its models and settings are tuned to this scale.
-
-    Args:
-        size: size of an embedding, a multiple of the number of heads.
     """
 
     def __init__(self, size: int) -> None:

@@ -81,11 +81,8 @@ class TwinQNetworks(nn.Module):
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
         """From now on use the parameters `paired`; call this after `FlatAdam` moved the weights.
 
-        The frozen copy, which computes the values of fresh actions, then shares the weights of the
-        first network.
-
-        Args:
-            paired: each of `pairs` as one parameter [2, ...].
+        `paired` has each of `pairs` as one parameter [2, ...]. The frozen copy, which computes the
+        values of fresh actions, then shares the weights of the first network.
         """
         if paired:
             *bodies, weight, bias = paired
@@ -136,15 +133,10 @@ class TwinQNetworks(nn.Module):
 
 
 def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Return the values of the taken actions, means over branches.
+    """Return the values [..., B, S] of the taken actions, means over branches.
 
-    Args:
-        values: [..., B, S, outputs]: one output, or one for each choice of each branch.
-        discrete: int64 [B, branches] choices.
-        branches: sizes of the branches.
-
-    Returns:
-        [..., B, S] values.
+    `values` [..., B, S, outputs] have one output, or one for each choice of each branch, and
+    `discrete` are int64 [B, branches] choices.
     """
     if not branches:
         return values.squeeze(-1)
