@@ -24,7 +24,14 @@ LEAST = 1e-6
 """Largest absolute difference, in addition, as of initial weights."""
 
 
-COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normalised", "xqc, hybrid")
+COMPILED = (
+    "ppo, hybrid",
+    "ppo, values clipped",
+    "sac, discrete",
+    "sac, normalised",
+    "xqc, hybrid",
+    "xqc, crossq",
+)
 
 
 @pytest.mark.parametrize(
