@@ -66,11 +66,7 @@ def note(request):
 
 def pytest_terminal_summary(terminalreporter, config):
     rows: dict[tuple, list[float]] = {}
-    reports = [
-        test_report
-        for kind in ("passed", "failed")
-        for test_report in terminalreporter.getreports(kind)
-    ]
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     for report in sorted(reports, key=lambda test_report: test_report.nodeid):
         for name, value in getattr(report, "user_properties", ()):
             if name == _LEARNED and report.when == "call":

@@ -64,12 +64,9 @@ def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperp
     toy = partial(Answer, action, observation, team_size=2 if algorithm == "poca" else 1)
     content = settings(algorithm, observation, max_steps)
     content["behaviors"]["Toy"]["hyperparameters"] |= hyperparameters
-    result = pipeline.train(
-        InProcessEnvironment(toy(seed=seed)),
-        content,
-        seed=seed,
-        run_dir=folder,
-    ).behaviors["Toy"]
+    environment = InProcessEnvironment(toy(seed=seed))
+    trained = pipeline.train(environment, content, seed=seed, run_dir=folder)
+    result = trained.behaviors["Toy"]
     return result, exported_return(result, toy, folder, seed=seed, episodes=EPISODES)
 
 
@@ -94,15 +91,10 @@ def test_each_algorithm_learns_and_exports_every_kind_of_action_and_observation(
     algorithm, observation, action, seed, tmp_path, note
 ):
     max_steps, hyperparameters = ALGORITHMS[algorithm]
-    result, mean_return = learned(
-        algorithm, action, observation, max_steps, seed=seed, folder=tmp_path
-    )
-    note(
-        f"{algorithm}, {observation}, {action}",
-        mean_return,
-        threshold=WANTED[action],
-        steps=max_steps,
-    )
+    kind = algorithm, action, observation
+    result, mean_return = learned(*kind, max_steps, seed=seed, folder=tmp_path)
+    name, threshold = f"{algorithm}, {observation}, {action}", WANTED[action]
+    note(name, mean_return, threshold=threshold, steps=max_steps)
     late = 1024 if algorithm in ("sac", "xqc") else hyperparameters.get("buffer_size", 0)
     assert max_steps <= result.steps < max_steps + late
     assert mean_return >= WANTED[action]

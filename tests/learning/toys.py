@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 from steps import decision_steps, terminal_steps
 
-from pipeline.core.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    ObservationType,
-)
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.core.steps import TerminalSteps
 
 NAME = "Toy"
@@ -186,9 +181,8 @@ class Quadrant(Toy):
         self.where = np.zeros((self.n, 2), dtype=np.int64)
 
     def begin(self, rows):
-        self.where[rows] = self.rng.integers(0, 2, (len(rows), 2)) * 10 + self.rng.integers(
-            0, 6, (len(rows), 2)
-        )
+        quarters = self.rng.integers(0, 2, (len(rows), 2))
+        self.where[rows] = quarters * 10 + self.rng.integers(0, 6, (len(rows), 2))
 
     def observe(self):
         image = np.zeros((self.n, 3, 20, 20))
@@ -333,20 +327,12 @@ class Crowd:
             alive[agent].outcome(reward.get(agent, 0.0))
             alive[agent].waits = True
         self.asked[name] = asking
-        return (
-            decision_steps(
-                self._obs(spec, asking),
-                asking,
-                masks=[self.rng.random((len(asking), 3)) < 0.3] if spec is CHOICE else None,
-                reward=[reward.get(agent, 0.0) for agent in asking],
-            ),
-            terminal_steps(
-                self._obs(spec, ended),
-                ended,
-                interrupted=interrupted,
-                reward=[reward[agent] for agent in ended],
-            ),
-        )
+        obs = self._obs(spec, asking)
+        masks = [self.rng.random((len(asking), 3)) < 0.3] if spec is CHOICE else None
+        rewards = [reward.get(agent, 0.0) for agent in asking]
+        decisions = decision_steps(obs, asking, masks=masks, reward=rewards)
+        obs, rewards = self._obs(spec, ended), [reward[agent] for agent in ended]
+        return decisions, terminal_steps(obs, ended, interrupted=interrupted, reward=rewards)
 
     def _obs(self, spec, agents):
         size = spec.observation_specs[0].shape[0]

@@ -10,11 +10,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
@@ -105,6 +107,8 @@ class OffPolicy(Algorithm):
         self.target_entropy = torch.tensor(targets, device=device)
         self.alpha_weight = torch.tensor(weights, device=device)
         self.noise_stream = generator_for(seed, device, "noise")
+        self.learning_rate_floor = LEARNING_RATE_FLOOR
+        """Learning rate at the end of a linear schedule."""
         signals = settings.reward_signals.values()
         self.gammas = np.array([signal.gamma for signal in signals])
         self.reward_scale: RewardScale | None = None
@@ -112,6 +116,15 @@ class OffPolicy(Algorithm):
             self.reward_scale = RewardScale(len(self.gammas), gamma=self.gammas)
         # The two counts start at 1, because `_due` expects 1 plus the number of steps made.
         self.n_updates = self.n_signal_updates = 1
+
+    def follow(self, source: nn.Module, target: nn.Module) -> Callable[[], None]:
+        """Return a function that moves the weights of `target` by `tau` towards `source`.
+
+        It makes one step of the Polyak average of arXiv 1801.01290, algorithm 1.
+        """
+        step = get_ema_multi_avg_fn(1.0 - self.hyperparameters.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        own: list[Tensor] = list(target.parameters())
+        return partial(step, own, list(source.parameters()), None)
 
     def make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
@@ -130,11 +143,6 @@ class OffPolicy(Algorithm):
             scaled=self._scaled,
         )
         self.bc = BehavioralCloning.from_settings(cloned, self.settings, seed=seed)
-
-    @property
-    def learning_rate_floor(self) -> float:
-        """Learning rate at the end of a linear schedule."""
-        return LEARNING_RATE_FLOOR
 
     @property
     def _holds_noise(self) -> bool:

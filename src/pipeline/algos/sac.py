@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Policy, seeded_weights
@@ -67,9 +66,7 @@ class SAC(OffPolicy):
         self.optimizer = paired_adam(
             parameters, self.both, self.q_networks, learning_rate=h.learning_rate
         )
-        self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._source: list[Tensor] = list(self.value.parameters())
-        self._target: list[Tensor] = list(self.target.parameters())
+        self._soft_update = self.follow(self.value, self.target)
         sampler: Callable[..., ReplaySampler] = ReplaySampler
         if h.n_steps > 1:
             sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas)
@@ -82,9 +79,8 @@ class SAC(OffPolicy):
             self._with_noise(batch),
             max_norm=self.hyperparameters.max_grad_norm,
         )
-        # This is the Polyak average of arXiv 1801.01290, algorithm 1. It comes after the step, so
-        # that the target follows the new weights.
-        self._soft_update(self._target, self._source, None)
+        # This comes after the step, so that the target follows the new weights.
+        self._soft_update()
         return statistics
 
     def losses(

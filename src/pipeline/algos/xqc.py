@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import OffPolicy, SampledActions
 from pipeline.algos.policy import Policy, seeded_weights
@@ -219,6 +218,7 @@ class XQC(OffPolicy):
         refuse_unsupported(spec, settings)
         super().__init__(spec, settings, seed=seed, device=device)
         h, network = self.hyperparameters, settings.network_settings
+        self.learning_rate_floor = h.learning_rate * LEARNING_RATE_END
         recipe = self.recipe = RECIPES[h.critic]
         with seeded_weights(seed, "xqc"):
             self.policy = Policy(spec, network, squash=True).to(device)
@@ -236,13 +236,11 @@ class XQC(OffPolicy):
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
-            self._followed: list[Tensor] = list(self.critics.parameters())
-            self._following: list[Tensor] = list(self.target.parameters())
+            self._soft_update = self.follow(self.critics, self.target)
         self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
         self.actor_optimizer = FlatAdam(
             [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
         )
-        self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._trained.after_step()
         _act_at_random(self.policy)
         self.atoms = torch.linspace(-LARGEST_RETURN, LARGEST_RETURN, recipe.n_atoms, device=device)
@@ -252,11 +250,6 @@ class XQC(OffPolicy):
         )
         sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas[:1])
         self.make_replay(seed=seed, cloned=self._trained, sampler=sampler)
-
-    @property
-    def learning_rate_floor(self) -> float:
-        """Learning rate at the end of a linear schedule."""
-        return self.hyperparameters.learning_rate * LEARNING_RATE_END
 
     @property
     def own_optimizers(self) -> list[FlatAdam]:
@@ -287,7 +280,7 @@ class XQC(OffPolicy):
         # Unit norms keep the effective learning rate constant: arXiv 2509.25174.
         set_unit_norms(self._unit_weights)
         if self.target is not None:
-            self._soft_update(self._following, self._followed, None)
+            self._soft_update()
         # NaN marks a step without the actor; `_means` leaves it out.
         loss_pi = losses.new_full((1,), math.nan)
         # The actor learns at every `delay`-th update: arXiv 1802.09477, section 5.2.
