@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 from crowds import LargestName
-from exported import exported_return, played
+from exported import exported_return, played, trained
 from pairs import Pair
 from remembering import Cue
 from teams import Door, Teamed
@@ -67,18 +67,12 @@ def behavior(trainer: str, max_steps: int, network: dict | None = None, **change
     }
 
 
-def trained(trainer, toy, max_steps, folder, *, seed, network=None, **changes):
-    run = {"behaviors": {"Toy": behavior(trainer, max_steps, network, **changes)}}
-    environment = InProcessEnvironment(toy(seed=seed))
-    return pipeline.train(environment, run, seed=seed, run_dir=folder).behaviors["Toy"]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_each_algorithm_reaches_the_stated_return_within_the_stated_steps(
     name, seed, tmp_path, note
 ):
     (trainer, *_), (toy, max_steps, threshold) = name.split(","), CASES[name]
-    result = trained(trainer, toy, max_steps, tmp_path, seed=seed)
+    result = trained(toy, behavior(trainer, max_steps), tmp_path, seed=seed)
     if trainer in HYPERPARAMETERS:
         name += ", exported"
         mean_return = exported_return(result, toy, tmp_path, seed=seed)
@@ -94,7 +88,8 @@ def test_each_algorithm_reaches_the_stated_return_within_the_stated_steps(
 @pytest.mark.parametrize("name", CASES)
 def test_an_untrained_policy_is_far_from_the_stated_return(name, tmp_path):
     (trainer, *_), (toy, _, threshold) = name.split(","), CASES[name]
-    result = trained(trainer, toy, 200 if trainer == "sac" else 1000, tmp_path, seed=1)
+    settings = behavior(trainer, 200 if trainer == "sac" else 1000)
+    result = trained(toy, settings, tmp_path, seed=1)
     assert result.n_updates == 0
     mean_return = result.mean_reward
     if trainer == "sac":
@@ -114,7 +109,7 @@ def test_policy_with_memory_acts_on_an_observation_from_earlier_in_the_episode(
     trainer, seed, tmp_path, note
 ):
     max_steps, changes = REMEMBERING[trainer]
-    result = trained(trainer, Cue, max_steps, tmp_path, seed=seed, network=MEMORY, **changes)
+    result = trained(Cue, behavior(trainer, max_steps, MEMORY, **changes), tmp_path, seed=seed)
     mean_return = exported_return(result, Cue, tmp_path, seed=seed)
     note(f"{trainer} with memory, discrete, exported", mean_return, threshold=0.9, steps=max_steps)
     assert trainer == "sac" or result.mean_reward >= 0.9
@@ -124,8 +119,8 @@ def test_policy_with_memory_acts_on_an_observation_from_earlier_in_the_episode(
 @pytest.mark.in_full  # a check of the toy
 def test_a_policy_without_memory_stays_at_chance_in_the_memory_task(seed, tmp_path):
     max_steps, changes = REMEMBERING["ppo"]
-    network = {"num_layers": 1}
-    result = trained("ppo", Cue, max_steps, tmp_path, seed=seed, network=network, **changes)
+    settings = behavior("ppo", max_steps, {"num_layers": 1}, **changes)
+    result = trained(Cue, settings, tmp_path, seed=seed)
     assert result.n_updates > 10
     assert result.mean_reward < 0.45
 
@@ -134,8 +129,8 @@ def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     seed, tmp_path, note
 ):
     """Choosing the name of a random present entity has a mean return of 1.8."""
-    changes = {"batch_size": 128, "learning_rate": 1e-3}
-    result = trained("ppo", LargestName, 12_000, tmp_path, seed=seed, **changes)
+    settings = behavior("ppo", 12_000, batch_size=128, learning_rate=1e-3)
+    result = trained(LargestName, settings, tmp_path, seed=seed)
     mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
     note("ppo with attention, discrete, exported", mean_return, threshold=3.6, steps=12_000)
     assert result.mean_reward >= 3.4
@@ -157,7 +152,7 @@ def group_return(result, folder, seed):
 def test_poca_learns_to_end_the_episode_of_one_agent_early_for_the_reward_of_the_group(
     seed, tmp_path, note
 ):
-    result = trained("poca", Door, DOOR, tmp_path, seed=seed)
+    result = trained(Door, behavior("poca", DOOR), tmp_path, seed=seed)
     mean_return = group_return(result, tmp_path, seed)
     note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)
     assert mean_return >= OPENED
@@ -167,7 +162,7 @@ def test_poca_learns_to_end_the_episode_of_one_agent_early_for_the_reward_of_the
 def test_ppo_does_not_learn_to_open_the_door_because_the_agent_that_opens_it_gains_nothing(
     seed, tmp_path
 ):
-    result = trained("ppo", Door, DOOR, tmp_path, seed=seed)
+    result = trained(Door, behavior("ppo", DOOR), tmp_path, seed=seed)
     assert group_return(result, tmp_path, seed) <= NEVER_OPENED + 0.4
 
 

@@ -7,10 +7,7 @@ from itertools import product
 
 import pytest
 from answers import ACTIONS, BLIND, OBSERVATIONS, Answer
-from exported import exported_return
-
-import pipeline
-from pipeline.envs.in_process import InProcessEnvironment
+from exported import exported_return, trained
 
 EPISODES = 400
 # Mean return to reach by the exported policy's most likely actions; the best is 1, and `BLIND` is
@@ -48,7 +45,7 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
         network |= {"num_layers": 1, "memory": MEMORY}
     if algorithm == "xqc":  # xqc supports neither memory nor weights made from goals
         network |= {"goal_conditioning_type": "none"}
-    behavior = {
+    return {
         "trainer_type": algorithm,
         "hyperparameters": dict(ALGORITHMS[algorithm][1]),
         "network_settings": network,
@@ -56,17 +53,14 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
         "max_steps": max_steps,
         "time_horizon": 32,
     }
-    return {"behaviors": {"Toy": behavior}}
 
 
 def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperparameters):
     """Train; return the result, and the exported policy's mean return in a toy of another seed."""
     toy = partial(Answer, action, observation, team_size=2 if algorithm == "poca" else 1)
-    content = settings(algorithm, observation, max_steps)
-    content["behaviors"]["Toy"]["hyperparameters"] |= hyperparameters
-    environment = InProcessEnvironment(toy(seed=seed))
-    trained = pipeline.train(environment, content, seed=seed, run_dir=folder)
-    result = trained.behaviors["Toy"]
+    behavior = settings(algorithm, observation, max_steps)
+    behavior["hyperparameters"] |= hyperparameters
+    result = trained(toy, behavior, folder, seed=seed)
     return result, exported_return(result, toy, folder, seed=seed, episodes=EPISODES)
 
 

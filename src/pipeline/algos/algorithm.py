@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.finite_checks import first_non_finite
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
@@ -144,14 +143,22 @@ class Algorithm(ABC):
                 f"{at} loss is not finite ({values}); lower learning_rate or the reward's scale"
             )
         for optimizer in self.own_optimizers:
-            for kind, flat in (("gradient", optimizer.gradient), ("weight", optimizer.flat)):
-                if not flat.isfinite().all():
-                    gradients = dict(optimizer.gradients) if kind == "gradient" else None
-                    tensor_name = first_non_finite(self.own_networks, gradients)
-                    raise TrainingError(
-                        f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
-                        "max_grad_norm"
-                    )
+            # The gradients have no entry for parameters that this optimizer does not train.
+            checked = {"gradient": optimizer.gradient, "weight": optimizer.flat}
+            for kind, flat in checked.items():
+                if flat.isfinite().all():
+                    continue
+                gradients = dict(optimizer.gradients)
+                tensors_by_name = (
+                    (f"{name}.{part}", gradients.get(weight) if kind == "gradient" else weight)
+                    for name, network in self.own_networks.items()
+                    for part, weight in network.named_parameters()
+                )
+                broken = (n for n, x in tensors_by_name if x is not None and not x.isfinite().all())
+                raise TrainingError(
+                    f"{at} {kind} of {next(broken, 'an unnamed tensor')} is not finite; lower "
+                    "learning_rate, or set max_grad_norm"
+                )
 
     @property
     def memory_size(self) -> int:

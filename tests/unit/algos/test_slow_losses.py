@@ -149,10 +149,13 @@ class Slow:
         """Return the actor's output of each row."""
         return [self.policy.actor(self.seen(*key)) for key in t.keys]
 
-    def gains(self, t: Trajectory) -> tuple[list, list]:
-        """Return clipped surrogates of each row's components, and the entropy of each row."""
+    def gains(self) -> tuple[list, list]:
+        """Return clipped surrogates of all rows' components, and the entropy of each row."""
         gains, entropies = [], []
-        for (message, agent), hidden in zip(t.keys, self.hidden(t), strict=True):
+        rows = [
+            pair for t in self.trajectories for pair in zip(t.keys, self.hidden(t), strict=True)
+        ]
+        for (message, agent), hidden in rows:
             log_probs, entropy = self.heads(hidden, message, agent)
             entropies.append(entropy)
             advantage = self.advantages[message, agent]
@@ -266,11 +269,8 @@ class SlowPPO(Slow):
 
     def losses(self) -> tuple:
         """Return policy loss, value loss, and the mean entropy."""
-        gains, entropies, errors = [], [], []
+        (gains, entropies), errors = self.gains(), []
         for t in self.trajectories:
-            result = self.gains(t)
-            gains += result[0]
-            entropies += result[1]
             values = self.critic_values(t, [self.seen(*key) for key in t.keys])
             for key, value in zip(t.keys, values, strict=True):
                 errors += [self.error(key, s, value[s]) for s in range(len(self.signals))]
@@ -372,14 +372,9 @@ class SlowPOCA(Slow):
 
     def losses(self) -> tuple:
         """Return policy loss, value loss, baseline loss, and the mean entropy."""
-        gains, entropies, values, baselines = [], [], [], []
-        for t in self.trajectories:
-            result = self.gains(t)
-            gains += result[0]
-            entropies += result[1]
-            for key in t.keys:
-                values.append((self.returns[key] - self.value(*key)) ** 2)
-                baselines.append((self.returns[key] - self.baseline(*key)) ** 2)
+        gains, entropies = self.gains()
+        values = [(returns - self.value(*key)) ** 2 for key, returns in self.returns.items()]
+        baselines = [(returns - self.baseline(*key)) ** 2 for key, returns in self.returns.items()]
         return (-mean(gains), mean(values), mean(baselines)), mean(entropies)
 
     @staticmethod
