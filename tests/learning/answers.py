@@ -6,8 +6,6 @@ numbers, as an image, in a list of entities of which a goal signal selects one, 
 earlier.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

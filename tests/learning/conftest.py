@@ -4,8 +4,6 @@ Without the option, as in `make test-all`, each test runs with one seed, and tes
 `in_full` are left out. `make test-learning` uses three seeds and writes a table of the results.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

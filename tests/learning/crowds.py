@@ -1,7 +1,5 @@
 """Toys that observe a list of entities, of changing length and in random order."""
 
-from __future__ import annotations
-
 import numpy as np
 from toys import Toy
 

@@ -1,7 +1,5 @@
 """Training of a toy's policy, and the policy's returns after its export."""
 
-from __future__ import annotations
-
 import pipeline
 from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment

@@ -1,7 +1,5 @@
 """Toys that only a policy with memory can solve."""
 
-from __future__ import annotations
-
 import numpy as np
 from toys import Toy
 

@@ -1,7 +1,5 @@
 """Toys for teams: rewards belong to the group, so that learning must find who earned them."""
 
-from __future__ import annotations
-
 import numpy as np
 from steps import decision_steps, terminal_steps
 from toys import BEHAVIOR, Toy

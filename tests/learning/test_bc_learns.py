@@ -1,7 +1,5 @@
 """Behavioral cloning alone brings a policy's return near the return of the expert."""
 
-from __future__ import annotations
-
 import numpy as np
 from crowds import LargestName
 from exported import exported_return

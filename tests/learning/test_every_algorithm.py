@@ -4,8 +4,6 @@ test_every_kind.py has every kind of observation and action. The tasks here need
 answers: steering, walking, credit assignment in groups, longer memory.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

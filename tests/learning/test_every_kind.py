@@ -1,7 +1,5 @@
 """Every algorithm learns every kind of action from every kind of observation, also if exported."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Self-play: ratings rise, and the last policy beats an early policy of the same training."""
 
-from __future__ import annotations
-
 import pytest
 from duels import Duel, Recall, Uneven
 

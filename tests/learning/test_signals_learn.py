@@ -1,7 +1,5 @@
 """Other reward signals help where the environment's reward is too rare to learn from."""
 
-from __future__ import annotations
-
 import pytest
 from exploring import Lock, LongLock, expert
 from exported import exported_return, trained

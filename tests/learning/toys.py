@@ -1,7 +1,5 @@
 """Small environments with a known best policy, which is learned within seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 from steps import decision_steps, terminal_steps
 

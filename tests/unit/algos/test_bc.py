@@ -1,7 +1,5 @@
 """Cloning: the rows of an update, its learning rate, and its state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -3,8 +3,6 @@
 Expected numbers are computed for single agents or rows, from the data that the test recorded.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace

@@ -6,8 +6,6 @@ reference differs on purpose. `python benchmarks/agreement.py --golden` writes t
 needs `make peer`). This project's weights may change only if the change of learning is intended.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The steps that reward signals get from a rollout, against slow versions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

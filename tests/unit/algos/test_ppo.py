@@ -1,7 +1,5 @@
 """PPO's losses computed by hand, advantages computed slowly, and whole updates."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The spread of returns, against sums that are computed agent by agent."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

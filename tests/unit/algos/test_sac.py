@@ -1,7 +1,5 @@
 """SAC's losses computed by hand and by automatic derivatives, and whole updates."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

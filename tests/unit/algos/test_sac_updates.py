@@ -1,7 +1,5 @@
 """SAC's schedule of updates and its statistics; the random streams of algorithms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Reward signals: their rewards, and their gradient steps."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ schedules are in it. Compared are the losses and numbers that are reported, the 
 step, and the weights.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

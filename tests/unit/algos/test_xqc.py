@@ -1,7 +1,5 @@
 """XQC and CrossQ: losses equal slow versions; effects of an update on every network."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

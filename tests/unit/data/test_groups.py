@@ -1,7 +1,5 @@
 """Groups compared with a slow computation, one agent at a time: members, rewards, moments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

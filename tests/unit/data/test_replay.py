@@ -1,7 +1,5 @@
 """The replay compared with a slow, obvious version."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Slots compared with a dictionary of agents, and slots of agents that vanish."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

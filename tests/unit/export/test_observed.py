@@ -1,7 +1,5 @@
 """What an environment of Gymnasium gives goes into an exported policy as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium

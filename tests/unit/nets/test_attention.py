@@ -1,7 +1,5 @@
 """Variable-length observations: attention equals a slow version; unused rows have no effect."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 Only the traced operations are compared: compiling them takes seconds, and is left out.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

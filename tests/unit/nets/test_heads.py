@@ -1,7 +1,5 @@
 """Action heads and value heads equal hand-worked or slow versions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Networks: initial weights, normalisation, distributions, goal conditioning."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Paired networks, and many agents at once, equal single networks and agents."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
