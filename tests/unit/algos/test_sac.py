@@ -103,6 +103,14 @@ def test_squashed_log_density_and_its_derivative_are_finite_at_an_action_of_1():
     assert float(mu.grad) == pytest.approx(2.0)  # -dlog(1 - tanh(u)^2)/du = 2 tanh(u)
 
 
+def squashed(heads, hidden, noise) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return squashed actions, and their log densities [B], by the formula."""
+    mu, log_sigma = heads.mu(hidden), heads.spread(hidden).clamp(-20, 2)
+    action = torch.tanh(mu + log_sigma.exp() * noise)
+    density = torch.distributions.Normal(0.0, 1.0).log_prob(noise) - log_sigma
+    return action, (density - torch.log(1 - action.square() + 1e-9)).sum(1)
+
+
 def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
     """Return the five losses, written branch by branch from the papers."""
     actions, actor = algorithm.spec.action_spec, algorithm.policy.actor
@@ -115,14 +123,10 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
     choices_cost = torch.zeros(n)
     offset = 0
     if actions.continuous_size:
-        mu, log_sigma = actor.heads.gaussian(hidden)
         stream = torch.Generator()
         stream.set_state(algorithm.noise_stream.get_state())
-        noise = torch.empty_like(mu).normal_(generator=stream)
-        u = mu + log_sigma.exp() * noise
-        action = torch.tanh(u)
-        density = torch.distributions.Normal(mu, log_sigma.exp()).log_prob(u)
-        density = (density - torch.log(1 - action.square() + 1e-9)).sum(1)
+        noise = torch.empty_like(batch.continuous).normal_(generator=stream)
+        action, density = squashed(actor.heads, hidden, noise)
         soft_cost = soft_cost + fixed_alpha[0] * density
         per_component = -1.0
         if h.target_sigma is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from golden_cases import CASES, behavior, demonstration
-from test_sac import CPU, SPECS, assert_n_step_returns, experience
+from test_sac import CPU, SPECS, assert_n_step_returns, experience, squashed
 from torch.nn.functional import silu
 
 from pipeline.algos.bc import BehavioralCloning
@@ -129,43 +129,37 @@ def slow_critic_loss(algorithm, batch, noise):
         hidden = algorithm.policy.actor(batch.next_obs)
         drawn = batch.continuous
         if actions.continuous_size:
-            mu, log_sigma = heads.mu(hidden), heads.spread(hidden).clamp(-20, 2)
-            u = mu + log_sigma.exp() * noise
-            drawn = torch.tanh(u)
-            log_p = -0.5 * noise**2 - log_sigma - 0.5 * math.log(2 * math.pi)
-            cost = alpha[0] * (log_p - torch.log(1 - drawn**2)).sum(1)
+            drawn, log_p = squashed(heads, hidden, noise)
+            cost = alpha[0] * log_p
         log_probs = heads.branch_log_probs(hidden, batch.fields.get("next_allowed"))
         chances = [branch.exp() for branch in log_probs]
     obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
     joint = torch.cat((batch.continuous, drawn))
     online = slow_outputs(algorithm.critics, obs, joint)
     with torch.no_grad():
-        following = (
-            online if algorithm.target is None else slow_outputs(algorithm.target, obs, joint)
-        )
-    n, loss = len(batch), 0.0
+        target = algorithm.target
+        following = online if target is None else slow_outputs(target, obs, joint)
+    n, loss, is_distribution = len(batch), 0.0, algorithm.recipe.n_atoms > 1
     for row in range(n):
         reward = batch.rewards[row, 0]
         discount = batch.fields["discount"][row, 0] * ~batch.done[row]
         means, mixtures = [], []
         for outputs in following:
             values = outputs[n + row].detach()
-            parts = values.softmax(-1) if algorithm.recipe.n_atoms > 1 else values
+            parts = values.softmax(-1) if is_distribution else values
+            mixture = parts[0]
             if branches:
                 mixture = sum(
                     (chance[row].unsqueeze(1) * parts[start : start + len(chance[row])]).sum(0)
                     for start, chance in zip(starts, chances, strict=True)
                 ) / len(branches)
-            else:
-                mixture = parts[0]
             mixtures.append(mixture)
-            is_distribution = algorithm.recipe.n_atoms > 1
             means.append(float(mixture @ algorithm.atoms if is_distribution else mixture))
         least = mixtures[means.index(min(means))]
         taken = [start + int(batch.discrete[row, i]) for i, start in enumerate(starts)] or [0]
         for outputs in online:
             for place in taken:
-                if algorithm.recipe.n_atoms > 1:
+                if is_distribution:
                     target = slow_projection(least, algorithm.atoms, reward, discount, cost[row])
                     term = -(target * outputs[row, place].log_softmax(-1)).sum()
                 else:
@@ -181,10 +175,7 @@ def slow_actor_loss(algorithm, batch, noise):
     hidden = slow_hidden(actor.layers, actor.body(batch.obs), silu)
     drawn, costs, entropies, n = batch.continuous, [], [], len(batch)
     if actions.continuous_size:
-        mu, log_sigma = actor.heads.mu(hidden), actor.heads.spread(hidden).clamp(-20, 2)
-        drawn = torch.tanh(mu + log_sigma.exp() * noise)
-        log_p = -0.5 * noise**2 - log_sigma - 0.5 * math.log(2 * math.pi)
-        log_p = (log_p - torch.log(1 - drawn**2)).sum(1)
+        drawn, log_p = squashed(actor.heads, hidden, noise)
         costs.append(alpha[0] * log_p)
         goal = 0.5 * actions.continuous_size * math.log(2 * math.pi * math.e * 0.15**2)
         entropies.append((-log_p.mean() - goal, 1.0))
@@ -200,10 +191,9 @@ def slow_actor_loss(algorithm, batch, noise):
     for critic in algorithm.critics.critics:
         x = critic.layers(torch.cat((critic.body(batch.obs), drawn), dim=1))
         output = (x @ critic.head.weight.T + critic.head.bias).view(n, *critic.shape)
+        value = output.squeeze(-1)
         if algorithm.recipe.n_atoms > 1:
             value = output.softmax(-1) @ algorithm.atoms
-        else:
-            value = output.squeeze(-1)
         if branches:
             value = (value * torch.cat(branches, 1).exp()).sum(1) / n_branches
         values.append(value.view(n))
@@ -243,20 +233,19 @@ def test_a_return_at_an_atom_keeps_all_probability_mass_at_that_atom():
     atoms = torch.linspace(-5, 5, 11)
     probability = torch.eye(11)
     nothing = torch.zeros(11)
-    same, clipped = shifted_distribution(
-        probability, reward=nothing, discount=nothing + 1, cost=nothing, atoms=atoms
-    )
+
+    def shifted(reward, discount, cost):
+        by = {"reward": nothing + reward, "discount": nothing + discount, "cost": nothing + cost}
+        return shifted_distribution(probability, **by, atoms=atoms)
+
+    same, clipped = shifted(0, 1, 0)
     assert torch.equal(same, probability)
     assert clipped == 0
-    up, clipped = shifted_distribution(
-        probability, reward=nothing + 1, discount=nothing + 1, cost=nothing, atoms=atoms
-    )
+    up, clipped = shifted(1, 1, 0)
     assert torch.equal(up[:-1], probability[1:])
     assert torch.equal(up[-1], probability[-1])  # mass outside the range is counted
     torch.testing.assert_close(clipped, torch.tensor(1 / 11))
-    ended, _ = shifted_distribution(
-        probability, reward=nothing + 0.25, discount=nothing, cost=nothing + 9, atoms=atoms
-    )
+    ended, _ = shifted(0.25, 0, 9)
     expected = torch.zeros(11)
     expected[5], expected[6] = 0.75, 0.25
     torch.testing.assert_close(ended, expected.expand(11, 11))
@@ -282,21 +271,16 @@ def test_the_actor_learns_at_every_third_update_and_the_target_network_moves_at_
         learned = {"actor", "policy"} if number % 3 == 0 else set()
         assert moved == {"critics", "target"} | learned
         assert torch.equal(temperature, algorithm.log_alpha) == (not learned)
-        for was, now, source in zip(
-            target, algorithm.target.parameters(), algorithm.critics.parameters(), strict=True
-        ):
+        networks = algorithm.target.parameters(), algorithm.critics.parameters()
+        for was, now, source in zip(target, *networks, strict=True):
             torch.testing.assert_close(now, 0.9 * was + 0.1 * source)
 
 
 @modes
 def test_weights_of_units_have_norm_one_only_in_xqc(mode):
     algorithm = trained("hybrid", mode)
-    weights = [
-        weight
-        for module in (algorithm.actor, algorithm.critics)
-        for weight in module.parameters()
-        if weight.ndim == 2
-    ]
+    parameters = [*algorithm.actor.parameters(), *algorithm.critics.parameters()]
+    weights = [weight for weight in parameters if weight.ndim == 2]
     assert len(weights) == 2 + 4 + 2 * 3
     norms = torch.cat([torch.linalg.vector_norm(weight, dim=1) for weight in weights])
     assert bool(((norms - 1).abs() < 1e-5).all()) == (mode == "xqc")
@@ -369,9 +353,8 @@ def test_exported_model_has_the_operators_of_a_sac_model_and_acts_as_the_trained
 
 def test_actions_are_random_before_the_first_update():
     algorithm = made("hybrid")
-    decision = algorithm.act(
-        [np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)], None
-    )
+    obs = np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)
+    decision = algorithm.act([obs], None)
     assert abs(decision.action.continuous.mean()) < 0.02
     assert 0.6 < decision.action.continuous.std() < 0.66  # of tanh of a standard normal number
     for branch, size in enumerate((3, 2)):
@@ -418,16 +401,14 @@ def test_xqc_with_signals_cloning_or_other_options_has_finite_losses_and_resumes
         options["signals"]["gail"]["demo_path"] = demo
     if name == "cloning":
         options["behavior"] = {"behavioral_cloning": {"demo_path": demo, "batch_size": 8}}
-    original, restored = (
-        made("demonstrated", seed=seed, steps_per_update=2, **options) for seed in (1, 2)
-    )
+    options["steps_per_update"] = 2
+    original, restored = (made("demonstrated", seed=seed, **options) for seed in (1, 2))
     for step in (6, 12):
         original.update(rows_of("demonstrated", 64), step=step)
     restored.replay.load_state_dict(original.replay.state_dict())
     restored.load_state_dict(copy.deepcopy(original.state_dict()))
-    stats, again = (
-        algorithm.update(rows_of("demonstrated", 32), step=24) for algorithm in (original, restored)
-    )
+    new = rows_of("demonstrated", 32)
+    stats, again = (algorithm.update(new, step=24) for algorithm in (original, restored))
     assert {f"Losses/{loss} Loss" for loss in ("Q1", "Q2", "Policy", *losses)} <= stats.keys()
     assert all(math.isfinite(value) for value in stats.values())
     assert stats == again
@@ -498,9 +479,8 @@ def test_rewards_of_signals_are_divided_by_the_spread_of_returns_and_summed():
     extrinsic, rnd = algorithm.reward_scale.divisor
     expected = [0.7 * 0.7 / extrinsic, 0.3 * 0.3 / rnd]
     expected.append(2 * expected[0] - 2 * expected[1])
-    torch.testing.assert_close(
-        algorithm._scaled(rewards)[:, 0], torch.tensor(expected, dtype=torch.float32)
-    )
+    expected = torch.tensor(expected, dtype=torch.float32)
+    torch.testing.assert_close(algorithm._scaled(rewards)[:, 0], expected)
 
 
 # --- Refused settings --------------------------------------------------------------------------
@@ -511,13 +491,9 @@ def test_rewards_of_signals_are_divided_by_the_spread_of_returns_and_summed():
     [
         ({"network": {"memory": {"sequence_length": 4, "memory_size": 8}}}, "has no memory"),
         ({"signals": {"rnd": {"gamma": 0.5}}}, "one gamma"),
+        ({"network": {"goal_conditioning_type": "hyper"}}, "goal_conditioning_type"),
     ],
 )
 def test_settings_that_xqc_does_not_support_are_refused(options, message):
     with pytest.raises(SettingsError, match=message):
-        made("continuous", **options)
-
-
-def test_xqc_refuses_goals_that_generate_weights():
-    with pytest.raises(SettingsError, match="goal_conditioning_type"):
-        made("goal", network={"goal_conditioning_type": "hyper"})
+        made("goal", **options)
