@@ -63,9 +63,6 @@ RECIPES = {
 }
 
 
-# --- The target of the critics ---------------------------------------------------------------
-
-
 def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -> Tensor:
     """Return for each row the distribution [B, Z] of the critic with the smaller mean.
 
@@ -165,7 +162,8 @@ class TwinCritics(nn.Module):
 
         The statistics are those of `NormalizedLayers.in_training` for each critic.
         """
-        hidden, heads, statistics = zip(*(c(obs, continuous) for c in self.critics), strict=True)
+        results = [critic(obs, continuous) for critic in self.critics]
+        hidden, heads, statistics = zip(*results, strict=True)
         return list(zip(hidden, heads, strict=True)), torch.stack(statistics)
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
