@@ -231,30 +231,25 @@ def hold_out(
 
     For policies with memory, whole sequences of `sequence_length` rows are drawn for validation.
     """
-    if not sequence_length:
-        order = rng.permutation(len(rows))
-        n_check = int(len(rows) * fraction)
-        return _select_rows(rows, order[n_check:]), _select_rows(rows, order[:n_check])
-    # Whole sequences are drawn, because the memory of a row comes from the rows before it.
-    sequences = cut(_lengths(rows), sequence_length)
+    # Whole sequences are drawn, because the memory of a row comes from the rows before it; without
+    # memory each row is a sequence of its own.
+    lengths = _lengths(rows) if sequence_length else np.ones(len(rows), dtype=np.int64)
+    sequences = cut(lengths, sequence_length or 1)
     order = rng.permutation(len(sequences))
     n_check = int(len(sequences) * fraction)
 
     def take(chosen: AnyArray) -> ExpertRows:
-        lengths = sequences.lengths[chosen]
-        return _select_rows(rows, rows_of(sequences.starts[chosen], lengths), lengths)
+        chosen_lengths = sequences.lengths[chosen]
+        index = rows_of(sequences.starts[chosen], chosen_lengths)
+        return ExpertRows(
+            obs=[values[index] for values in rows.obs],
+            continuous=rows.continuous[index],
+            discrete=rows.discrete[index],
+            lengths=chosen_lengths if sequence_length else None,
+            weights=None if rows.weights is None else rows.weights[index],
+        )
 
     return take(order[n_check:]), take(order[:n_check])
-
-
-def _select_rows(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = None) -> ExpertRows:
-    return ExpertRows(
-        obs=[values[index] for values in rows.obs],
-        continuous=rows.continuous[index],
-        discrete=rows.discrete[index],
-        lengths=lengths,
-        weights=None if rows.weights is None else rows.weights[index],
-    )
 
 
 def _lengths(rows: ExpertRows) -> AnyArray:
