@@ -313,9 +313,8 @@ class Algorithm(ABC):
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
         """Load the weights of another run into all networks, where names and shapes are equal.
 
-        Returns:
-            Names of the tensors that were not loaded, with reasons, and the number of loaded
-            tensors.
+        The result has the names of the tensors that were not loaded, with reasons, and the number
+        of loaded tensors.
         """
         return load_matching(self.networks, state)
 

@@ -171,10 +171,8 @@ class Trajectories:
         Args:
             slots: [N] slots, each at most once.
             obs: one array [N, *shape] for each observation of the behavior.
-            fields: arrays [N, ...] of every field except the reward; other keys are ignored.
-
-        Raises:
-            KeyError: A field is missing.
+            fields: arrays [N, ...] of every field except the reward; other keys are ignored. A
+                missing field is a KeyError.
         """
         at = self._cursor[slots]
         for block, values in zip(self._open.obs, obs, strict=True):

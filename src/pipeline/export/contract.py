@@ -119,10 +119,8 @@ def check_model(
 ) -> list[Finding]:
     """Return everything that Unity's loader would report for a model.
 
-    Args:
-        source: the model or its file.
-        spec: specification of the behavior; None leaves out checks that need the behavior.
-        deterministic: whether the agent has "Deterministic inference" ticked.
+    Without `spec`, checks that need the behavior are left out; `deterministic` says whether the
+    agent has "Deterministic inference" ticked.
 
     Raises:
         ExportError: The file cannot be read as ONNX.

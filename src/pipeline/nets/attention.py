@@ -168,9 +168,8 @@ def softmax_short(scores: Tensor) -> Tensor:
 class EntityEncoder(nn.Module):
     """Encodes all variable-length observations of an agent as one vector [B, 128].
 
-    Args:
-        own_size: size of the agent's other encoded observations, 0 if there are none.
-        entity_sizes: size of an entity of each variable-length observation.
+    `own_size` is the size of the agent's other encoded observations, 0 if there are none;
+    `entity_sizes` are the sizes of an entity of each variable-length observation.
     """
 
     def __init__(self, own_size: int, entity_sizes: Sequence[int]) -> None:

@@ -172,13 +172,8 @@ class GroupCritic(nn.Module):
         """Return the estimates [K, signals] that `groups.wanted` lists: values and baselines.
 
         A value is computed from the observations of all members; a member's baseline from its
-        observation, and the observations and actions of its mates.
-
-        Args:
-            obs: [V, *shape] per observation, normalised.
-            memory: [V, M] memories of the members; None without memory.
-            actions: [V, flat] actions of the members; None if no baselines are wanted.
-            groups: the groups of the members.
+        observation, and the observations and actions of its mates. Observations [V, *shape] are
+        normalised, memories are [V, M], and actions [V, flat], or None if no baselines are wanted.
         """
         # `code` [V, n] has each member once, for all sets that the member is in.
         code = self.encoder(obs)

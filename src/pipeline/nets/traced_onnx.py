@@ -27,11 +27,8 @@ _ROWS, _OTHER_ROWS = 3, 2
 def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> str:
     """Add the operations of a module's `forward` to the ONNX graph; return the result's name.
 
-    Args:
-        graph: the graph.
-        module: a module in evaluation mode that maps [B, *shape] to one tensor.
-        x: name of the input in the graph; the names of weights begin with this name.
-        shape: shape of the input, without the batch axis.
+    The module is in evaluation mode, and maps the input `x` [B, *shape] to one tensor; the names of
+    its weights begin with `x`.
 
     Raises:
         ExportError: An operation cannot be translated, or depends on the number of rows.
