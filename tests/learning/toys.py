@@ -39,7 +39,9 @@ class Environment:
 class Toy(Environment):
     """N agents with ids 0 to N - 1; episodes end by termination or after `length` decisions.
 
-    A subclass defines `spec`, `begin`, `observe` and `advance`.
+    A subclass defines `spec`; `begin`, which draws new situations for agents; `observe`, which
+    returns the observations [N, *shape]; and `advance`, which applies the actions of all agents,
+    and returns rewards [N] and whether each task ended [N].
     """
 
     spec: BehaviorSpec
@@ -72,18 +74,6 @@ class Toy(Environment):
         self._begin(ended)
         reward = np.where(np.isin(self.ids, ended), 0.0, reward)
         return {BEHAVIOR: (self._decisions(reward), terminal)}
-
-    def begin(self, rows):
-        """Draw new situations for agents `rows`."""
-        raise AssertionError(rows)
-
-    def observe(self):
-        """Return the observations of all agents, [N, *shape] per observation."""
-        raise AssertionError
-
-    def advance(self, action):
-        """Apply the actions of all agents; return rewards [N] and whether each task ended [N]."""
-        raise AssertionError(action)
 
     def masks(self):
         """Return action masks [N, L] per branch, True where forbidden."""
