@@ -221,10 +221,7 @@ class Wish(Toy):
     """Goal signal: answer whether the selected one of two numbers is positive. Best return 4."""
 
     spec = BehaviorSpec(
-        [
-            ObservationSpec.vector(2),
-            ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL),
-        ],
+        [ObservationSpec.vector(2), ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)],
         ActionSpec.create_discrete([2]),
     )
 

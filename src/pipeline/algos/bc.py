@@ -213,10 +213,7 @@ class BehavioralCloning:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of Adam and of the random stream."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "stream": self.stream.bit_generator.state,
-        }
+        return {"optimizer": self.optimizer.state_dict(), "stream": self.stream.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""

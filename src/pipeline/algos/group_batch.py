@@ -50,10 +50,7 @@ class GroupBatch:
 
     @staticmethod
     def of(
-        rollout: Rollout,
-        normalizers: Normalizers,
-        branches: Sequence[int],
-        device: torch.device,
+        rollout: Rollout, normalizers: Normalizers, branches: Sequence[int], device: torch.device
     ) -> GroupBatch:
         """Return the groups at all rows of a rollout, and at the moments after its trajectories."""
         if rollout.moments is None:
@@ -117,12 +114,7 @@ class GroupBatch:
         return rows.in_order(index[: sum(sizes)], sizes, group)
 
     def pick(
-        self,
-        moments: AnyArray,
-        present: BoolArray,
-        rows: AnyArray | None = None,
-        *,
-        size: int = 1,
+        self, moments: AnyArray, present: BoolArray, rows: AnyArray | None = None, *, size: int = 1
     ) -> CriticInput:
         """Return members of P of the M moments as input for values and, with `rows`, for baselines.
 

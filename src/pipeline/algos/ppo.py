@@ -24,13 +24,7 @@ from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import IntrinsicRewards
-from pipeline.algos.rows import (
-    Rows,
-    named_tensors,
-    stored_sequences,
-    tensors,
-    values_in_sequence,
-)
+from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors, values_in_sequence
 from pipeline.algos.schedules import Schedule, adapted_rate
 from pipeline.core.arrays import FloatArray, IntArray
 from pipeline.core.specs import BehaviorSpec

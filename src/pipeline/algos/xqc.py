@@ -390,10 +390,7 @@ class XQC(OffPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training, without the replay, as tensors and plain values."""
-        return {
-            **super().state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-        }
+        return {**super().state_dict(), "actor_optimizer": self.actor_optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""

@@ -43,10 +43,7 @@ MASK_DRAWS = 1000
 # fixed batch axis is detected.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
-_FLOATS = {
-    CONTINUOUS: "the trained policy's action",
-    RECURRENT_OUT: "the trained policy's memory",
-}
+_FLOATS = {CONTINUOUS: "the trained policy's action", RECURRENT_OUT: "the trained policy's memory"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,12 +21,7 @@ from torch import Tensor, nn
 
 from pipeline.core.arrays import AnyArray, BoolArray
 from pipeline.core.specs import BehaviorSpec
-from pipeline.nets.attention import (
-    FORBIDDEN,
-    WEIGHT_VARIANCE,
-    ResidualSelfAttention,
-    normal_linear,
-)
+from pipeline.nets.attention import FORBIDDEN, WEIGHT_VARIANCE, ResidualSelfAttention, normal_linear
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseLayers, dense, signal_heads
 from pipeline.settings.trainer.schema import NetworkSettings

@@ -40,9 +40,7 @@ def taken(bc: BehavioralCloning, monkeypatch) -> list[list[int]]:
     """Return the rows of each minibatch of an update."""
     minibatches, loss = [], bc.loss
     monkeypatch.setattr(
-        bc,
-        "loss",
-        lambda batch: (minibatches.append(batch.index.tolist()), loss(batch))[1],
+        bc, "loss", lambda batch: (minibatches.append(batch.index.tolist()), loss(batch))[1]
     )
     bc.update()
     return minibatches
@@ -52,9 +50,7 @@ def weights(bc: BehavioralCloning) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in bc.policy.parameters()])
 
 
-def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(
-    monkeypatch,
-):
+def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(monkeypatch):
     minibatches = taken(cloning(), monkeypatch)
     assert [len(rows) for rows in minibatches] == [6] * 6
     for epoch in (minibatches[:3], minibatches[3:]):

@@ -14,12 +14,7 @@ from test_sac import experience, made
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
-from pipeline.core.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    ObservationType,
-)
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
 from pipeline.errors import TrainingError

@@ -33,8 +33,7 @@ COMPILED = (
 
 
 @pytest.mark.parametrize(
-    ("name", "compiled"),
-    [*((name, False) for name in CASES), *((name, True) for name in COMPILED)],
+    ("name", "compiled"), [*((name, False) for name in CASES), *((name, True) for name in COMPILED)]
 )
 def test_three_updates_give_the_stored_weights(name, compiled, tmp_path, caplog):
     caplog.set_level(logging.INFO)

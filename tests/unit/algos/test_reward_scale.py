@@ -49,9 +49,7 @@ def slow_sums(parts):
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_divisor_is_the_larger_of_the_deviation_and_the_scaled_largest_sum_of_rewards(
-    is_restored,
-):
+def test_divisor_is_the_larger_of_the_deviation_and_the_scaled_largest_sum_of_rewards(is_restored):
     scale = RewardScale(2, gamma=GAMMA)
     parts = rollouts(np.random.default_rng(3))
     for rollout, rewards in parts:

@@ -25,8 +25,7 @@ from pipeline.settings import load_run_settings
 KINDS = {
     **{kind: SPECS[kind] for kind in ("continuous", "discrete", "hybrid", "visual")},
     "entities": BehaviorSpec(
-        [ObservationSpec.vector(3), ObservationSpec.entities(4, 2)],
-        SPECS["continuous"].action_spec,
+        [ObservationSpec.vector(3), ObservationSpec.entities(4, 2)], SPECS["continuous"].action_spec
     ),
     "goal": SPECS["image as goal"],
     "demonstrated": behavior(CASES["xqc, hybrid"]),

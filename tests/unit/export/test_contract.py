@@ -111,10 +111,7 @@ def test_branches_of_a_v2_model_are_compared_by_their_sum():
 
 @pytest.mark.parametrize(
     ("absent", "actions", "zero"),
-    [
-        ("discrete", ActionSpec(2, ()), [[0.0]]),
-        ("continuous", ActionSpec(0, (3, 2)), [0.0]),
-    ],
+    [("discrete", ActionSpec(2, ()), [[0.0]]), ("continuous", ActionSpec(0, (3, 2)), [0.0])],
 )
 def test_zero_in_a_shape_constant_means_that_the_model_has_no_actions_of_this_kind(
     absent, actions, zero

@@ -9,12 +9,7 @@ import torch
 
 from pipeline.core.specs import DimensionProperty, ObservationSpec, ObservationType
 from pipeline.errors import SettingsError
-from pipeline.nets.attention import (
-    EntityEncoder,
-    ResidualSelfAttention,
-    is_padding,
-    softmax_short,
-)
+from pipeline.nets.attention import EntityEncoder, ResidualSelfAttention, is_padding, softmax_short
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.settings.trainer.schema import NetworkSettings
 
