@@ -185,17 +185,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         weight = torch.eye(x.shape[1])[..., None, None].repeat(1, 1, *size) / math.prod(size)
         return self.slide("Conv", [x, weight], size, *window)
 
-    def slide(
-        self,
-        operator: str,
-        inputs: Any,
-        size: Any,
-        stride: Any = (),
-        pads: Any = (0, 0),
-        **more: Any,
-    ) -> str:
-        more |= {"kernel_shape": list(size), "strides": list(stride or size)}
-        return self.node(operator, *inputs, **more, pads=[*pads, *pads])
+    def slide(self, operator: str, inputs: Any, *window: Any, **more: Any) -> str:
+        return self.graph.slide(operator, [self.name_of(x) for x in inputs], *window, **more)
 
     def batch_norm(self, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> str:
         factor = (var + rest[2]).rsqrt() * (1.0 if weight is None else weight)

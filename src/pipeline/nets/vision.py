@@ -151,7 +151,7 @@ class ResnetEncoder(nn.Module):
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
             x = _convolve(graph, convolution, x, f"{image}.{place}")
-            x = _slide(graph, "MaxPool", [x], side=POOL_SIDE, stride=POOL_STRIDE)
+            x = graph.slide("MaxPool", [x], [POOL_SIDE] * 2, [POOL_STRIDE] * 2)
             x = next(blocks).to_onnx(graph, x, f"{image}.{place + 2}")
             x = next(blocks).to_onnx(graph, x, f"{image}.{place + 3}")
             place += 4
@@ -163,23 +163,8 @@ class ResnetEncoder(nn.Module):
 def _convolve(graph: OnnxGraph, layer: nn.Conv2d, x: str, name: str) -> str:
     weight = graph.weight(layer.weight, f"{name}.weight")
     bias = graph.weight(layer.get_parameter("bias"), f"{name}.bias")
-    side, stride, padding = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
-    # All kernels here are square, with the same stride and padding on both axes.
-    return _slide(graph, "Conv", [x, weight, bias], side=side, stride=stride, padding=padding)
-
-
-def _slide(
-    graph: OnnxGraph,
-    operator: str,
-    inputs: Sequence[str],
-    *,
-    side: int,
-    stride: int,
-    padding: int = 0,
-) -> str:
-    """Append the operator `Conv` or `MaxPool`, with a square window of `side` pixels."""
-    window = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
-    return graph.node(operator, inputs, **window)
+    padding = [int(n) for n in layer.padding]
+    return graph.slide("Conv", [x, weight, bias], layer.kernel_size, layer.stride, padding)
 
 
 class OwnEncoder(nn.Module):
