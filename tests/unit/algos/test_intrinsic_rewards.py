@@ -108,10 +108,16 @@ def test_next_observations_are_gathered_only_on_request():
     assert needs == [False, False, True]
 
 
-def test_reported_reward_of_a_signal_averages_the_sums_of_episodes_that_may_span_rollouts():
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_reported_reward_of_a_signal_averages_the_sums_of_episodes_that_may_span_rollouts(
+    is_restored,
+):
     agents, learned = Agents(), with_rnd(strength=0.5)
     sums: dict[tuple, float] = {}
     for n in (7, 50):
+        if is_restored:
+            original, learned = learned, IntrinsicRewards(learned.signals, device=CPU)
+            learned.load_state_dict(original.state_dict())
         rollout = agents.play(n)
         before = set(sums)
         rewards = learned.begin(rollout)[0][:, 1]
