@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crowds import LargestPlace
+from answers import Answer
 from interpreter import python
 from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
@@ -83,7 +83,7 @@ ENVIRONMENTS = {
     "hybrid, two workers": lambda: [Both(seed=seed, n_agents=3) for seed in (1, 2)],
     "visual": lambda: [Quadrant(seed=3, n_agents=4)],
     "goal signal": lambda: [Wish(seed=3, n_agents=4)],
-    "entities": lambda: [LargestPlace(seed=3, n_agents=4)],
+    "entities": lambda: [Answer("continuous", "entities", seed=3, n_agents=4)],
     "balance_ball": lambda: [registry.make("balance_ball", seed=3, n_agents=4)],
     "two behaviors, agents that come and go": lambda: [Crowd(seed=seed) for seed in (1, 2)],
     "memory": lambda: [Cue(seed=3), Cue(seed=4)],

@@ -6,8 +6,6 @@ numbers, as an image, in a list of entities of which a goal signal selects one, 
 earlier.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -114,14 +112,8 @@ class Answer(Toy):
     def _entities(self, numbers):
         """Return the selected entity and, in 70 % of cases, a second entity, in random order."""
         wished = np.concatenate((np.eye(N_KEYS)[self.key], numbers), axis=1)
-        distractors = np.concatenate(
-            (
-                np.eye(N_KEYS)[1 - self.key],
-                np.eye(N_NAMES)[self.other_name],
-                self.other_level[:, None],
-            ),
-            axis=1,
-        )
+        others = np.eye(N_NAMES)[self.other_name], self.other_level[:, None]
+        distractors = np.concatenate((np.eye(N_KEYS)[1 - self.key], *others), axis=1)
         swapped = (self.first == 1) & ~self.alone
         distractors[self.alone] = 0.0
         first = np.where(swapped[:, None], distractors, wished)

@@ -4,8 +4,6 @@ Without the option, as in `make test-all`, each test runs with one seed, and tes
 `in_full` are left out. `make test-learning` uses three seeds and writes a table of the results.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -66,11 +64,7 @@ def note(request):
 
 def pytest_terminal_summary(terminalreporter, config):
     rows: dict[tuple, list[float]] = {}
-    reports = [
-        test_report
-        for kind in ("passed", "failed")
-        for test_report in terminalreporter.getreports(kind)
-    ]
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     for report in sorted(reports, key=lambda test_report: test_report.nodeid):
         for name, value in getattr(report, "user_properties", ()):
             if name == _LEARNED and report.when == "call":

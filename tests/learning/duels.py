@@ -1,7 +1,5 @@
 """Games with a known best policy: two sides answer questions; more right answers win."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small environments that random actions hardly ever solve."""
 
-from __future__ import annotations
-
 import numpy as np
 from toys import Toy
 

@@ -1,11 +1,17 @@
-"""Returns of a trained toy policy after its export."""
+"""Training of a toy's policy, and the policy's returns after its export."""
 
-from __future__ import annotations
-
+import pipeline
 from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
+
+
+def trained(toy, behavior, folder, *, seed):
+    """Return the result of training in a toy with the settings `behavior`."""
+    run = {"behaviors": {"Toy": behavior}}
+    result = pipeline.train(InProcessEnvironment(toy(seed=seed)), run, seed=seed, run_dir=folder)
+    return result.behaviors["Toy"]
 
 
 def played(result, toy, folder, *, seed, episodes=200):

@@ -1,7 +1,5 @@
 """An environment of two toys as two independent behaviors."""
 
-from __future__ import annotations
-
 from toys import BEHAVIOR
 
 ONE, TWO = "One?team=0", "Two?team=0"

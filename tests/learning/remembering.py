@@ -1,7 +1,5 @@
 """Toys that only a policy with memory can solve."""
 
-from __future__ import annotations
-
 import numpy as np
 from toys import Toy
 
@@ -13,6 +11,9 @@ class Waiting(Toy):
 
     Decisions between the two observe zeros and change nothing. The last number of an observation is
     1 at the last decision.
+
+    A subclass defines `cue`, which draws new cues for agents, `shown`, which returns them as
+    numbers [N, n], and `worth`, which returns the reward [N] of each agent's answer.
     """
 
     length = 100
@@ -32,18 +33,6 @@ class Waiting(Toy):
     def advance(self, action):
         is_question = self.age == self.delay
         return np.where(is_question, self.worth(action), 0.0), is_question
-
-    def cue(self, rows):
-        """Draw new cues for agents `rows`."""
-        raise AssertionError(rows)
-
-    def shown(self):
-        """Return the cues as numbers, [N, n]."""
-        raise AssertionError
-
-    def worth(self, action):
-        """Return the reward of each agent's answer, [N]."""
-        raise AssertionError(action)
 
 
 class Cue(Waiting):

@@ -1,7 +1,5 @@
 """Toys for teams: rewards belong to the group, so that learning must find who earned them."""
 
-from __future__ import annotations
-
 import numpy as np
 from steps import decision_steps, terminal_steps
 from toys import BEHAVIOR, Toy
@@ -162,30 +160,20 @@ class Door:
         sign = np.where(is_open, 2.0 * self.sign - 1.0, 0.0)
         return np.stack((is_holder, is_open, sign), axis=2).astype(np.float32)
 
-    def _group(self, mask):
-        return (np.nonzero(mask)[0] + 1).astype(np.int32)
-
-    def _ids(self, mask):
-        return np.flatnonzero(mask).astype(np.int32)
-
     def _steps(self, reward, gained, ended, last):
         terminal = TerminalSteps.empty(self.spec)
         if last is not None and ended.any():
             obs, agent_reward, group = last
-            terminal = terminal_steps(
-                [obs],
-                self._ids(ended),
-                reward=agent_reward,
-                group_id=self._group(ended),
-                group_reward=group,
-            )
+            teams = np.nonzero(ended)[0] + 1
+            rewards = {"reward": agent_reward, "group_reward": group}
+            terminal = terminal_steps([obs], np.flatnonzero(ended), group_id=teams, **rewards)
         inside = self.inside
         asking = decision_steps(
             [self._observe()[inside]],
-            self._ids(inside),
+            np.flatnonzero(inside),
             masks=[np.zeros((int(inside.sum()), 3), dtype=np.bool_)],
             reward=reward[inside],
-            group_id=self._group(inside),
+            group_id=np.nonzero(inside)[0] + 1,
             group_reward=gained[inside],
         )
         return {BEHAVIOR: (asking, terminal)}

@@ -1,7 +1,5 @@
 """Behavioral cloning alone brings a policy's return near the return of the expert."""
 
-from __future__ import annotations
-
 import numpy as np
 from crowds import LargestName
 from exported import exported_return
@@ -17,6 +15,13 @@ from pipeline.trainer import pretrain
 from pipeline.trainer.checkpoints.restore import load_policy
 
 EPISODES = 12
+
+
+def pretrained(behavior, network, folder, seed, **options):
+    """Clone the demonstration `expert.demo` in ten epochs."""
+    overrides = {"behaviors": {behavior: {"network_settings": network}}}
+    settings, demo = load_run_settings(None, overrides=overrides), folder / "expert.demo"
+    return pretrain([demo], settings, seed=seed, run_dir=folder, epochs=10, **options)
 
 
 def episodes(act, *, seed):
@@ -41,18 +46,8 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
         env.reset()
         write_episodes(env, expert, tmp_path / "expert.demo", episodes=EPISODES)
     network = {"normalize": True, "hidden_units": 64, "num_layers": 2, "deterministic": True}
-    settings = load_run_settings(
-        None, overrides={"behaviors": {"3DBall": {"network_settings": network}}}
-    )
-    result = pretrain(
-        [tmp_path / "expert.demo"],
-        settings,
-        seed=seed,
-        run_dir=tmp_path,
-        epochs=10,
-        batch_size=128,
-        learning_rate=2e-3,
-    )
+    options = {"batch_size": 128, "learning_rate": 2e-3}
+    result = pretrained("3DBall", network, tmp_path, seed, **options)
     policy = load_policy(result.checkpoint).policy
     stream = generator_for(seed, next(policy.parameters()).device, "unused")
 
@@ -84,15 +79,7 @@ def test_cloned_policy_finds_the_largest_of_a_changing_number_of_entities(seed, 
             done=np.zeros(len(name), dtype=np.bool_),
         )
     network = {"hidden_units": 32, "num_layers": 2}
-    result = pretrain(
-        [tmp_path / "expert.demo"],
-        load_run_settings(None, overrides={"behaviors": {"Toy": {"network_settings": network}}}),
-        seed=seed,
-        run_dir=tmp_path,
-        epochs=10,
-        batch_size=64,
-        learning_rate=1e-3,
-    )
+    result = pretrained("Toy", network, tmp_path, seed, batch_size=64, learning_rate=1e-3)
     mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
     note("cloning over entities, exported", mean_return, threshold=3.6, steps=0)
     assert mean_return >= 3.6

@@ -4,13 +4,11 @@ test_every_kind.py has every kind of observation and action. The tasks here need
 answers: steering, walking, credit assignment in groups, longer memory.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 from crowds import LargestName
-from exported import exported_return, played
+from exported import exported_return, played, trained
 from pairs import Pair
 from remembering import Cue
 from teams import Door, Teamed
@@ -34,11 +32,7 @@ OFF_POLICY = {
     "init_entcoef": 0.2,
     "tau": 0.02,
 }
-NORMALIZED = OFF_POLICY | {
-    "init_entcoef": 0.3,
-    "steps_per_update": 1,
-    "tau": 0.05,
-}
+NORMALIZED = OFF_POLICY | {"init_entcoef": 0.3, "steps_per_update": 1, "tau": 0.05}
 HYPERPARAMETERS = {"sac": OFF_POLICY, "xqc": NORMALIZED}
 # Agent steps, and the mean return to reach: of the last 100 episodes, or for off-policy algorithms
 # of the exported policy's most likely actions. The docstring of each toy has its best return. An
@@ -71,18 +65,12 @@ def behavior(trainer: str, max_steps: int, network: dict | None = None, **change
     }
 
 
-def trained(trainer, toy, max_steps, folder, *, seed, network=None, **changes):
-    run = {"behaviors": {"Toy": behavior(trainer, max_steps, network, **changes)}}
-    environment = InProcessEnvironment(toy(seed=seed))
-    return pipeline.train(environment, run, seed=seed, run_dir=folder).behaviors["Toy"]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_each_algorithm_reaches_the_stated_return_within_the_stated_steps(
     name, seed, tmp_path, note
 ):
     (trainer, *_), (toy, max_steps, threshold) = name.split(","), CASES[name]
-    result = trained(trainer, toy, max_steps, tmp_path, seed=seed)
+    result = trained(toy, behavior(trainer, max_steps), tmp_path, seed=seed)
     if trainer in HYPERPARAMETERS:
         name += ", exported"
         mean_return = exported_return(result, toy, tmp_path, seed=seed)
@@ -98,12 +86,12 @@ def test_each_algorithm_reaches_the_stated_return_within_the_stated_steps(
 @pytest.mark.parametrize("name", CASES)
 def test_an_untrained_policy_is_far_from_the_stated_return(name, tmp_path):
     (trainer, *_), (toy, _, threshold) = name.split(","), CASES[name]
-    result = trained(trainer, toy, 200 if trainer == "sac" else 1000, tmp_path, seed=1)
+    settings = behavior(trainer, 200 if trainer == "sac" else 1000)
+    result = trained(toy, settings, tmp_path, seed=1)
     assert result.n_updates == 0
-    is_exported = trainer == "sac"
-    mean_return = (
-        exported_return(result, toy, tmp_path, seed=1) if is_exported else result.mean_reward
-    )
+    mean_return = result.mean_reward
+    if trainer == "sac":
+        mean_return = exported_return(result, toy, tmp_path, seed=1)
     assert mean_return < threshold - 0.4
 
 
@@ -119,7 +107,7 @@ def test_policy_with_memory_acts_on_an_observation_from_earlier_in_the_episode(
     trainer, seed, tmp_path, note
 ):
     max_steps, changes = REMEMBERING[trainer]
-    result = trained(trainer, Cue, max_steps, tmp_path, seed=seed, network=MEMORY, **changes)
+    result = trained(Cue, behavior(trainer, max_steps, MEMORY, **changes), tmp_path, seed=seed)
     mean_return = exported_return(result, Cue, tmp_path, seed=seed)
     note(f"{trainer} with memory, discrete, exported", mean_return, threshold=0.9, steps=max_steps)
     assert trainer == "sac" or result.mean_reward >= 0.9
@@ -129,8 +117,8 @@ def test_policy_with_memory_acts_on_an_observation_from_earlier_in_the_episode(
 @pytest.mark.in_full  # a check of the toy
 def test_a_policy_without_memory_stays_at_chance_in_the_memory_task(seed, tmp_path):
     max_steps, changes = REMEMBERING["ppo"]
-    network = {"num_layers": 1}
-    result = trained("ppo", Cue, max_steps, tmp_path, seed=seed, network=network, **changes)
+    settings = behavior("ppo", max_steps, {"num_layers": 1}, **changes)
+    result = trained(Cue, settings, tmp_path, seed=seed)
     assert result.n_updates > 10
     assert result.mean_reward < 0.45
 
@@ -139,8 +127,8 @@ def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     seed, tmp_path, note
 ):
     """Choosing the name of a random present entity has a mean return of 1.8."""
-    changes = {"batch_size": 128, "learning_rate": 1e-3}
-    result = trained("ppo", LargestName, 12_000, tmp_path, seed=seed, **changes)
+    settings = behavior("ppo", 12_000, batch_size=128, learning_rate=1e-3)
+    result = trained(LargestName, settings, tmp_path, seed=seed)
     mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
     note("ppo with attention, discrete, exported", mean_return, threshold=3.6, steps=12_000)
     assert result.mean_reward >= 3.4
@@ -162,7 +150,7 @@ def group_return(result, folder, seed):
 def test_poca_learns_to_end_the_episode_of_one_agent_early_for_the_reward_of_the_group(
     seed, tmp_path, note
 ):
-    result = trained("poca", Door, DOOR, tmp_path, seed=seed)
+    result = trained(Door, behavior("poca", DOOR), tmp_path, seed=seed)
     mean_return = group_return(result, tmp_path, seed)
     note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)
     assert mean_return >= OPENED
@@ -172,20 +160,13 @@ def test_poca_learns_to_end_the_episode_of_one_agent_early_for_the_reward_of_the
 def test_ppo_does_not_learn_to_open_the_door_because_the_agent_that_opens_it_gains_nothing(
     seed, tmp_path
 ):
-    result = trained("ppo", Door, DOOR, tmp_path, seed=seed)
+    result = trained(Door, behavior("ppo", DOOR), tmp_path, seed=seed)
     assert group_return(result, tmp_path, seed) <= NEVER_OPENED + 0.4
 
 
 def test_two_behaviors_with_different_settings_learn_in_one_run(seed, tmp_path, note):
-    two = behavior(
-        "ppo",
-        40_000,
-        {"hidden_units": 64, "num_layers": 1},
-        batch_size=128,
-        buffer_size=768,
-        learning_rate=3e-3,
-        num_epoch=4,
-    )
+    other = {"batch_size": 128, "buffer_size": 768, "learning_rate": 3e-3, "num_epoch": 4}
+    two = behavior("ppo", 40_000, {"hidden_units": 64, "num_layers": 1}, **other)
     result = pipeline.train(
         InProcessEnvironment(Pair(Corridor(seed=seed), Chase(seed=seed))),
         {"behaviors": {"One": behavior("ppo", 20_000), "Two": two | {"time_horizon": 12}}},

@@ -1,16 +1,11 @@
 """Every algorithm learns every kind of action from every kind of observation, also if exported."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 
 import pytest
 from answers import ACTIONS, BLIND, OBSERVATIONS, Answer
-from exported import exported_return
-
-import pipeline
-from pipeline.envs.in_process import InProcessEnvironment
+from exported import exported_return, trained
 
 EPISODES = 400
 # Mean return to reach by the exported policy's most likely actions; the best is 1, and `BLIND` is
@@ -48,7 +43,7 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
         network |= {"num_layers": 1, "memory": MEMORY}
     if algorithm == "xqc":  # xqc supports neither memory nor weights made from goals
         network |= {"goal_conditioning_type": "none"}
-    behavior = {
+    return {
         "trainer_type": algorithm,
         "hyperparameters": dict(ALGORITHMS[algorithm][1]),
         "network_settings": network,
@@ -56,20 +51,14 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
         "max_steps": max_steps,
         "time_horizon": 32,
     }
-    return {"behaviors": {"Toy": behavior}}
 
 
 def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperparameters):
     """Train; return the result, and the exported policy's mean return in a toy of another seed."""
     toy = partial(Answer, action, observation, team_size=2 if algorithm == "poca" else 1)
-    content = settings(algorithm, observation, max_steps)
-    content["behaviors"]["Toy"]["hyperparameters"] |= hyperparameters
-    result = pipeline.train(
-        InProcessEnvironment(toy(seed=seed)),
-        content,
-        seed=seed,
-        run_dir=folder,
-    ).behaviors["Toy"]
+    behavior = settings(algorithm, observation, max_steps)
+    behavior["hyperparameters"] |= hyperparameters
+    result = trained(toy, behavior, folder, seed=seed)
     return result, exported_return(result, toy, folder, seed=seed, episodes=EPISODES)
 
 
@@ -94,15 +83,10 @@ def test_each_algorithm_learns_and_exports_every_kind_of_action_and_observation(
     algorithm, observation, action, seed, tmp_path, note
 ):
     max_steps, hyperparameters = ALGORITHMS[algorithm]
-    result, mean_return = learned(
-        algorithm, action, observation, max_steps, seed=seed, folder=tmp_path
-    )
-    note(
-        f"{algorithm}, {observation}, {action}",
-        mean_return,
-        threshold=WANTED[action],
-        steps=max_steps,
-    )
+    kind = algorithm, action, observation
+    result, mean_return = learned(*kind, max_steps, seed=seed, folder=tmp_path)
+    name, threshold = f"{algorithm}, {observation}, {action}", WANTED[action]
+    note(name, mean_return, threshold=threshold, steps=max_steps)
     late = 1024 if algorithm in ("sac", "xqc") else hyperparameters.get("buffer_size", 0)
     assert max_steps <= result.steps < max_steps + late
     assert mean_return >= WANTED[action]

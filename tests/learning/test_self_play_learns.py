@@ -1,7 +1,5 @@
 """Self-play: ratings rise, and the last policy beats an early policy of the same training."""
 
-from __future__ import annotations
-
 import pytest
 from duels import Duel, Recall, Uneven
 
@@ -15,26 +13,16 @@ EARLY = 1000
 """Agent steps of the early policies, which have learned nearly nothing."""
 
 
-def settings(max_steps, *, self_play=None, hyperparameters=None, network=None):
+def settings(max_steps, *, hyperparameters=None, network=None):
+    usual = {"batch_size": 64, "buffer_size": 512, "learning_rate": 3e-3}
     return {
         "trainer_type": "ppo",
-        "hyperparameters": {
-            "batch_size": 64,
-            "buffer_size": 512,
-            "learning_rate": 3e-3,
-            **(hyperparameters or {}),
-        },
+        "hyperparameters": usual | (hyperparameters or {}),
         "network_settings": {"hidden_units": 32, "num_layers": 1, **(network or {})},
         "reward_signals": {"extrinsic": {"gamma": 0.95}},
         "max_steps": max_steps,
         "time_horizon": 32,
-        "self_play": {
-            "save_steps": 1000,
-            "team_change": 2000,
-            "swap_steps": 500,
-            "window": 5,
-            **(self_play or {}),
-        },
+        "self_play": {"save_steps": 1000, "team_change": 2000, "swap_steps": 500, "window": 5},
     }
 
 

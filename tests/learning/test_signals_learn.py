@@ -1,12 +1,9 @@
 """Other reward signals help where the environment's reward is too rare to learn from."""
 
-from __future__ import annotations
-
 import pytest
 from exploring import Lock, LongLock, expert
-from exported import exported_return
+from exported import exported_return, trained
 
-import pipeline
 from pipeline.dag.stages.demos import write_episodes
 from pipeline.envs.in_process import InProcessEnvironment
 
@@ -26,8 +23,8 @@ def learned(strength, learning_rate, **changes):
     }
 
 
-def train(toy_class, signals, steps, seed, folder, **changes):
-    toy = {
+def train(toy, signals, steps, seed, folder, **changes):
+    behavior = {
         "trainer_type": "ppo",
         "hyperparameters": {"batch_size": 64, "buffer_size": 1024, "learning_rate": 2e-3},
         "network_settings": NETWORK,
@@ -36,9 +33,7 @@ def train(toy_class, signals, steps, seed, folder, **changes):
         "time_horizon": 32,
         **changes,
     }
-    environment = InProcessEnvironment(toy_class(seed=seed))
-    settings = {"behaviors": {"Toy": toy}}
-    return pipeline.train(environment, settings, seed=seed, run_dir=folder).behaviors["Toy"]
+    return trained(toy, behavior, folder, seed=seed)
 
 
 @pytest.fixture

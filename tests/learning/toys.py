@@ -1,16 +1,9 @@
 """Small environments with a known best policy, which is learned within seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 from steps import decision_steps, terminal_steps
 
-from pipeline.core.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    ObservationType,
-)
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.core.steps import TerminalSteps
 
 NAME = "Toy"
@@ -46,7 +39,9 @@ class Environment:
 class Toy(Environment):
     """N agents with ids 0 to N - 1; episodes end by termination or after `length` decisions.
 
-    A subclass defines `spec`, `begin`, `observe` and `advance`.
+    A subclass defines `spec`; `begin`, which draws new situations for agents; `observe`, which
+    returns the observations [N, *shape]; and `advance`, which applies the actions of all agents,
+    and returns rewards [N] and whether each task ended [N].
     """
 
     spec: BehaviorSpec
@@ -79,18 +74,6 @@ class Toy(Environment):
         self._begin(ended)
         reward = np.where(np.isin(self.ids, ended), 0.0, reward)
         return {BEHAVIOR: (self._decisions(reward), terminal)}
-
-    def begin(self, rows):
-        """Draw new situations for agents `rows`."""
-        raise AssertionError(rows)
-
-    def observe(self):
-        """Return the observations of all agents, [N, *shape] per observation."""
-        raise AssertionError
-
-    def advance(self, action):
-        """Apply the actions of all agents; return rewards [N] and whether each task ended [N]."""
-        raise AssertionError(action)
 
     def masks(self):
         """Return action masks [N, L] per branch, True where forbidden."""
@@ -186,9 +169,8 @@ class Quadrant(Toy):
         self.where = np.zeros((self.n, 2), dtype=np.int64)
 
     def begin(self, rows):
-        self.where[rows] = self.rng.integers(0, 2, (len(rows), 2)) * 10 + self.rng.integers(
-            0, 6, (len(rows), 2)
-        )
+        quarters = self.rng.integers(0, 2, (len(rows), 2))
+        self.where[rows] = quarters * 10 + self.rng.integers(0, 6, (len(rows), 2))
 
     def observe(self):
         image = np.zeros((self.n, 3, 20, 20))
@@ -239,10 +221,7 @@ class Wish(Toy):
     """Goal signal: answer whether the selected one of two numbers is positive. Best return 4."""
 
     spec = BehaviorSpec(
-        [
-            ObservationSpec.vector(2),
-            ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL),
-        ],
+        [ObservationSpec.vector(2), ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)],
         ActionSpec.create_discrete([2]),
     )
 
@@ -333,20 +312,12 @@ class Crowd:
             alive[agent].outcome(reward.get(agent, 0.0))
             alive[agent].waits = True
         self.asked[name] = asking
-        return (
-            decision_steps(
-                self._obs(spec, asking),
-                asking,
-                masks=[self.rng.random((len(asking), 3)) < 0.3] if spec is CHOICE else None,
-                reward=[reward.get(agent, 0.0) for agent in asking],
-            ),
-            terminal_steps(
-                self._obs(spec, ended),
-                ended,
-                interrupted=interrupted,
-                reward=[reward[agent] for agent in ended],
-            ),
-        )
+        obs = self._obs(spec, asking)
+        masks = [self.rng.random((len(asking), 3)) < 0.3] if spec is CHOICE else None
+        rewards = [reward.get(agent, 0.0) for agent in asking]
+        decisions = decision_steps(obs, asking, masks=masks, reward=rewards)
+        obs, rewards = self._obs(spec, ended), [reward[agent] for agent in ended]
+        return decisions, terminal_steps(obs, ended, interrupted=interrupted, reward=rewards)
 
     def _obs(self, spec, agents):
         size = spec.observation_specs[0].shape[0]

@@ -220,11 +220,7 @@ CASES = {
         differs=_OURS,
     ),
     "xqc, cloning": Case(
-        trainer="xqc",
-        actions=DISCRETE,
-        hyperparameters=_AT_ONCE,
-        cloning=_CLONING,
-        differs=_OURS,
+        trainer="xqc", actions=DISCRETE, hyperparameters=_AT_ONCE, cloning=_CLONING, differs=_OURS
     ),
     "xqc, crossq": Case(
         trainer="xqc",

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.finite_checks import first_non_finite
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator, rollout_fields
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
@@ -117,25 +116,14 @@ class Algorithm(ABC):
     def update_in_parts(
         self, rollout: Rollout, *, step: int
     ) -> Generator[int, None, dict[str, float]]:
-        """Learn as `update` does, but pause before each gradient step.
+        """Learn as `update` does, but pause before each gradient step, or at least once.
 
-        During each pause the agents act with a copy of the policy. An algorithm that does not
-        override this method pauses only once, before the update.
-
-        Args:
-            rollout: closed trajectories; its arrays must not change until the generator ends.
-            step: number of agent steps so far, for the schedules.
+        During each pause the agents act with a copy of the policy. The arrays of `rollout` must not
+        change until the generator ends.
 
         Yields:
             The approximate number of remaining gradient steps.
-
-        Returns:
-            As `update`.
-
-        Raises:
-            TrainingError: A loss, a gradient or a weight is not finite.
         """
-        # The default update has a single part, so it yields once.
         yield 1
         return self.update(rollout, step=step)
 
@@ -155,17 +143,22 @@ class Algorithm(ABC):
                 f"{at} loss is not finite ({values}); lower learning_rate or the reward's scale"
             )
         for optimizer in self.own_optimizers:
-            kinds = {
-                "gradient": (optimizer.gradient, dict(optimizer.gradients)),
-                "weight": (optimizer.flat, None),
-            }
-            for kind, (flat, gradients) in kinds.items():
-                if not flat.isfinite().all():
-                    tensor_name = first_non_finite(self.own_networks, gradients)
-                    raise TrainingError(
-                        f"{at} {kind} of {tensor_name} is not finite; lower learning_rate, or set "
-                        "max_grad_norm"
-                    )
+            # The gradients have no entry for parameters that this optimizer does not train.
+            checked = {"gradient": optimizer.gradient, "weight": optimizer.flat}
+            for kind, flat in checked.items():
+                if flat.isfinite().all():
+                    continue
+                gradients = dict(optimizer.gradients)
+                tensors_by_name = (
+                    (f"{name}.{part}", gradients.get(weight) if kind == "gradient" else weight)
+                    for name, network in self.own_networks.items()
+                    for part, weight in network.named_parameters()
+                )
+                broken = (n for n, x in tensors_by_name if x is not None and not x.isfinite().all())
+                raise TrainingError(
+                    f"{at} {kind} of {next(broken, 'an unnamed tensor')} is not finite; lower "
+                    "learning_rate, or set max_grad_norm"
+                )
 
     @property
     def memory_size(self) -> int:
@@ -239,11 +232,8 @@ class Algorithm(ABC):
     @property
     def optimizers(self) -> list[FlatAdam]:
         """Optimizers of the algorithm and its reward signals, but not of behavioral cloning."""
-        signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
-        return [
-            *self.own_optimizers,
-            *(optimizer for optimizer in signal_optimizers if optimizer is not None),
-        ]
+        of_signals = (signal.optimizer for signal in self.signals.by_name.values())
+        return [*self.own_optimizers, *filter(None, of_signals)]
 
     def learn_with(self, processes: ProcessGroup) -> None:
         """Average gradients over the processes of `processes` in all later gradient steps."""
@@ -323,9 +313,8 @@ class Algorithm(ABC):
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
         """Load the weights of another run into all networks, where names and shapes are equal.
 
-        Returns:
-            Names of the tensors that were not loaded, with reasons, and the number of loaded
-            tensors.
+        The result has the names of the tensors that were not loaded, with reasons, and the number
+        of loaded tensors.
         """
         return load_matching(self.networks, state)
 
@@ -335,14 +324,8 @@ def load_matching(
 ) -> tuple[list[str], int]:
     """Copy saved tensors into the networks' tensors that have the same name and shape.
 
-    Args:
-        networks: networks by name; a tensor without a saved tensor of its name and shape keeps its
-            value.
-        saved: `state_dict` of each network of another run, by the same names; a network that is
-            missing or None in `saved` is not changed.
-
-    Returns:
-        Names of the tensors that were not loaded, with reasons, and the number of loaded tensors.
+    `saved` has the `state_dict` of each network of another run; a network that is missing or None
+    in `saved` is not changed. The result is that of `Algorithm.load_weights`.
     """
     skipped: list[str] = []
     n_loaded = 0

@@ -11,7 +11,7 @@ navigation", Neural Computation 3 (1).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,36 +34,6 @@ DEFAULT_EPOCHS = 3
 CHUNK = 4096
 
 
-def imitation_loss(
-    *,
-    mean: Tensor | None,
-    continuous: Tensor,
-    branch_log_probs: Sequence[Tensor],
-    discrete: Tensor,
-) -> Tensor:
-    """Return the mean squared error of continuous actions plus the branches' mean cross-entropy.
-
-    Args:
-        mean: [B, A] the policy's mean action in the environment's range, or None without
-            continuous actions.
-        continuous: [B, A] recorded actions in -1..1.
-        branch_log_probs: [B, L] log probabilities of each branch.
-        discrete: int64 [B, branches] recorded choices.
-    """
-    losses = []
-    if mean is not None:
-        # The mean is over rows and components, so that the loss does not grow with the number of
-        # components.
-        losses.append((mean - continuous).square().mean())
-    if branch_log_probs:
-        # Each tensor [B, 1] has the log probabilities of the recorded choices of one branch.
-        log_probs = [
-            branch.gather(1, discrete[:, i : i + 1]) for i, branch in enumerate(branch_log_probs)
-        ]
-        losses.append(-torch.cat(log_probs, dim=1).mean())
-    return torch.stack(losses).sum()
-
-
 class BehavioralCloning:
     """Trains a policy to imitate rows of demonstrations, by supervised learning.
 
@@ -71,9 +41,7 @@ class BehavioralCloning:
         policy: the policy that learns.
         rows: steps to imitate, with the lengths of their episodes if the policy has memory.
         batch_size: rows of a minibatch.
-        num_epoch: passes over the rows of one update.
         samples_per_update: rows used by one update, 0 for all.
-        learning_rate: Adam's learning rate at the start.
         steps: agent steps until the learning rate has fallen to 0; 0 to keep it constant.
         seed: the run's seed, for the order of minibatches.
     """
@@ -115,7 +83,12 @@ class BehavioralCloning:
         None if the demonstrations have no weights; a pass then draws each unit at most once.
         """
         if rows.weights is not None:
-            self.probabilities = self._by_unit(rows.weights.astype(np.float64))
+            weights = rows.weights.astype(np.float64)
+            if sequences is not None:
+                # A sequence has the weight of its first row.
+                lengths = sequences.lengths.numpy()
+                weights = weights[np.cumsum(lengths) - lengths]
+            self.probabilities = weights / weights.sum()
         # `samples_per_update` counts rows, and 0 means all; with memory a unit is a whole sequence.
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
@@ -179,28 +152,15 @@ class BehavioralCloning:
         return replace(rows, obs=self.policy.normalizers(rows.obs))
 
     def minibatches(self) -> Iterator[Rows]:
-        """Yield the minibatches of one pass, in a new order and with normalised observations."""
+        """Return the minibatches of one pass, in a new order and with normalised observations."""
         n = self._n_batches * self.batch_size
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
             # Units are drawn with replacement, so that their frequencies agree with the weights.
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
-        yield from map(
-            self._normalized, self.rows.in_order(order, [self.batch_size] * self._n_batches)
-        )
-
-    def _by_unit(self, weights: AnyArray) -> AnyArray:
-        """Return the probability of drawing each unit: a row, or with memory a sequence.
-
-        Probabilities are in proportion to the rows' `weights`; a sequence has the weight of its
-        first row.
-        """
-        if self.rows.sequences is not None:
-            lengths = self.rows.sequences.lengths.cpu().numpy()
-            weights = weights[np.cumsum(lengths) - lengths]
-        shares: AnyArray = weights / weights.sum()
-        return shares
+        sizes = [self.batch_size] * self._n_batches
+        return map(self._normalized, self.rows.in_order(order, sizes))
 
     def _learn(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
@@ -214,16 +174,26 @@ class BehavioralCloning:
         return loss.detach()
 
     def loss(self, batch: Rows) -> Tensor:
-        """Return the imitation loss of rows with normalised observations."""
-        heads = self.policy.actor.heads
+        """Return the imitation loss of rows with normalised observations.
+
+        It is the mean squared error of continuous actions in -1..1, plus the branches' mean
+        cross-entropy.
+        """
+        heads, losses = self.policy.actor.heads, []
         hidden = self.policy.actor(batch.obs, batch.sequences)
-        return imitation_loss(
-            mean=heads.mean_action(hidden),
-            continuous=batch.continuous,
-            # The masks are None, because demonstrations do not say which choices were allowed.
-            branch_log_probs=heads.branch_log_probs(hidden, None),
-            discrete=batch.discrete,
-        )
+        mean = heads.mean_action(hidden)
+        if mean is not None:
+            # The mean is over rows and components, so that the loss does not grow with the number
+            # of components.
+            losses.append((mean - batch.continuous).square().mean())
+        # The masks are None, because demonstrations do not say which choices were allowed.
+        log_probs = [
+            branch.gather(1, batch.discrete[:, i : i + 1])
+            for i, branch in enumerate(heads.branch_log_probs(hidden, None))
+        ]
+        if log_probs:
+            losses.append(-torch.cat(log_probs, dim=1).mean())
+        return torch.stack(losses).sum()
 
     @torch.no_grad()
     def measure(self) -> float:
@@ -243,10 +213,7 @@ class BehavioralCloning:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of Adam and of the random stream."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "stream": self.stream.bit_generator.state,
-        }
+        return {"optimizer": self.optimizer.state_dict(), "stream": self.stream.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
@@ -261,30 +228,25 @@ def hold_out(
 
     For policies with memory, whole sequences of `sequence_length` rows are drawn for validation.
     """
-    if not sequence_length:
-        order = rng.permutation(len(rows))
-        n_check = int(len(rows) * fraction)
-        return _select_rows(rows, order[n_check:]), _select_rows(rows, order[:n_check])
-    # Whole sequences are drawn, because the memory of a row comes from the rows before it.
-    sequences = cut(_lengths(rows), sequence_length)
+    # Whole sequences are drawn, because the memory of a row comes from the rows before it; without
+    # memory each row is a sequence of its own.
+    lengths = _lengths(rows) if sequence_length else np.ones(len(rows), dtype=np.int64)
+    sequences = cut(lengths, sequence_length or 1)
     order = rng.permutation(len(sequences))
     n_check = int(len(sequences) * fraction)
 
     def take(chosen: AnyArray) -> ExpertRows:
-        lengths = sequences.lengths[chosen]
-        return _select_rows(rows, rows_of(sequences.starts[chosen], lengths), lengths)
+        chosen_lengths = sequences.lengths[chosen]
+        index = rows_of(sequences.starts[chosen], chosen_lengths)
+        return ExpertRows(
+            obs=[values[index] for values in rows.obs],
+            continuous=rows.continuous[index],
+            discrete=rows.discrete[index],
+            lengths=chosen_lengths if sequence_length else None,
+            weights=None if rows.weights is None else rows.weights[index],
+        )
 
     return take(order[n_check:]), take(order[:n_check])
-
-
-def _select_rows(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = None) -> ExpertRows:
-    return ExpertRows(
-        obs=[values[index] for values in rows.obs],
-        continuous=rows.continuous[index],
-        discrete=rows.discrete[index],
-        lengths=lengths,
-        weights=None if rows.weights is None else rows.weights[index],
-    )
 
 
 def _lengths(rows: ExpertRows) -> AnyArray:

@@ -1,10 +1,9 @@
-"""Refuse observations, actions, rewards and weights that are not finite, before they are saved."""
+"""Refuse observations, actions and rewards that are not finite, before they are saved."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,19 +11,11 @@ from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 
 def refuse_non_finite_decision(
     *, obs: Sequence[FloatArray], continuous: FloatArray, log_prob: FloatArray
 ) -> None:
-    """Refuse observations and decisions that are not finite, in one pass over each array.
-
-    Args:
-        obs: [N, *shape] per observation.
-        continuous: [N, A] continuous actions.
-        log_prob: [N, C] log probabilities of action components.
+    """Refuse observations [N, *shape], actions [N, A] and log probabilities that are not finite.
 
     Raises:
         UnityPolicyException: A number is not finite.
@@ -67,21 +58,3 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
                 f"step {step}: the environment gave {name} that is not finite; look for a division "
                 "by zero, or for physics that explode"
             )
-
-
-def first_non_finite(
-    networks: Mapping[str, nn.Module], gradients: Mapping[nn.Parameter, Tensor] | None = None
-) -> str:
-    """Return the name `network.parameter` of the first weight that is not finite.
-
-    If `gradients` are given, the gradients of the weights are checked instead of the weights. If
-    none of them has a non-finite number, the result is `an unnamed tensor`.
-    """
-    for network, module in networks.items():
-        for name, parameter in module.named_parameters():
-            # `gradients` are those of one optimizer, and have no entry for parameters that this
-            # optimizer does not train.
-            values = parameter if gradients is None else gradients.get(parameter)
-            if values is not None and not values.isfinite().all():
-                return f"{network}.{name}"
-    return "an unnamed tensor"

@@ -199,15 +199,13 @@ class GAIL(RewardSignal):
         """Return the gradient penalty, the mean of (|gradient| - 1)^2 (arXiv 1704.00028).
 
         The gradient is that of D with respect to all its inputs (observations and actions), at
-        random elementwise mixtures of the policy's and the expert's inputs.
-
-        Args:
-            pairs: for each input, the policy's and the expert's values [B, *shape].
+        random elementwise mixtures of the inputs in `pairs`: for each input, the policy's and the
+        expert's values [B, *shape].
         """
-        mixed = [
-            self._between(policy_input, expert_input).requires_grad_()
-            for policy_input, expert_input in pairs
-        ]
+        mixed = []
+        for ours, theirs in pairs:
+            share = torch.rand(ours.shape, generator=self.generator, device=ours.device)
+            mixed.append(torch.lerp(theirs, ours, share).requires_grad_())
         estimates = self.network.estimates(self.network.features(mixed))
         # The gradient of the sum consists of the gradients of the rows, because an estimate depends
         # only on its own row.
@@ -217,10 +215,6 @@ class GAIL(RewardSignal):
         # EPSILON is added, because the square root has no finite derivative at 0.
         norms = square_root(torch.stack(squared).sum(0) + EPSILON)
         return (norms - 1.0).square().mean()
-
-    def _between(self, policy_input: Tensor, expert_input: Tensor) -> Tensor:
-        share = torch.rand(policy_input.shape, generator=self.generator, device=policy_input.device)
-        return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
         """Draw the inputs of `n` expert steps, with probabilities in proportion to `weights`."""

@@ -50,10 +50,7 @@ class GroupBatch:
 
     @staticmethod
     def of(
-        rollout: Rollout,
-        normalizers: Normalizers,
-        branches: Sequence[int],
-        device: torch.device,
+        rollout: Rollout, normalizers: Normalizers, branches: Sequence[int], device: torch.device
     ) -> GroupBatch:
         """Return the groups at all rows of a rollout, and at the moments after its trajectories."""
         if rollout.moments is None:
@@ -98,13 +95,8 @@ class GroupBatch:
 
         The order of moments is random. All rows of a moment are in one minibatch, so that an
         estimate that members share is computed only once. A remainder of too few rows for a
-        minibatch is left out. Each process has a part of each minibatch.
-
-        Args:
-            rows: the rows [R] of this batch.
-            stream: random stream of the order.
-            size: rows of a minibatch, in all processes together.
-            group: the processes.
+        minibatch is left out. Each process has a part of each minibatch; `size` counts the rows in
+        all processes together.
         """
         # `by_moment` has the rows sorted by moment, so that the rows of each moment are contiguous.
         by_moment = np.argsort(self.moment, kind="stable")
@@ -122,24 +114,15 @@ class GroupBatch:
         return rows.in_order(index[: sum(sizes)], sizes, group)
 
     def pick(
-        self,
-        moments: AnyArray,
-        present: BoolArray,
-        rows: AnyArray | None = None,
-        *,
-        size: int = 1,
+        self, moments: AnyArray, present: BoolArray, rows: AnyArray | None = None, *, size: int = 1
     ) -> CriticInput:
-        """Return the members of P of the M moments as input of the critic.
+        """Return members of P of the M moments as input for values and, with `rows`, for baselines.
 
         Args:
             moments: int64 [P] indices among the M moments.
             present: bool [P, N] whether each member is part of the input.
             rows: int64 [B] indices of rows that get a baseline; None for values only.
             size: smallest number of places for members in each moment.
-
-        Returns:
-            Input for the value of each of the P moments and, with `rows`, for the baselines of the
-            rows' agents.
         """
         # Places after the last present member are cut off, because they need no computation.
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
@@ -183,12 +166,8 @@ class CriticInput:
 
         The result is an empty map if all minibatches have the same shapes, and None if their shapes
         rarely recur. If members are absent, the result has a `Length` for each input, because the
-        numbers of rows and moments differ between nearly all minibatches of about `n_rows` rows.
-
-        Args:
-            name: name of this input among the inputs of the loss.
-            row_names: names of the inputs that have one entry per row.
-            n_rows: usual number of rows of a minibatch.
+        numbers of rows and moments differ between nearly all minibatches of about `n_rows` rows. In
+        the loss this input is called `name`, and the inputs `row_names` have one entry per row.
         """
         N = self.groups.size
         if self.groups.partial is None:

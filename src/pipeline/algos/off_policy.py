@@ -10,22 +10,24 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
 from pipeline.algos.replay_sampler import ReplaySampler
-from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
+from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import mean_losses, steps_of
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.core.arrays import BoolArray, FloatArray
-from pipeline.core.specs import ActionSpec, BehaviorSpec
+from pipeline.core.specs import BehaviorSpec
 from pipeline.data.columns import Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
@@ -91,29 +93,46 @@ class OffPolicy(Algorithm):
         # The logarithm of a temperature is trained, so that the temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
-        self.target_entropy = _target_entropy(actions, _gaussian_entropy(h.target_sigma)).to(device)
-        self.alpha_weight = _alpha_weight(actions).to(device)
+        # `target_entropy` [C] is what `_targets` returns if every choice is allowed. The weights of
+        # temperatures [C] are 1 for continuous actions, and 1 / b for each of b branches.
+        targets, weights = [], []
+        if actions.continuous_size:
+            # The entropy of N(0, sigma^2) is log(2 pi e sigma^2) / 2.
+            sigma, entropy = h.target_sigma, CONTINUOUS_ENTROPY
+            if sigma is not None:
+                entropy = 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
+            targets, weights = [entropy * actions.continuous_size], [1.0]
+        targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
+        weights += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
+        self.target_entropy = torch.tensor(targets, device=device)
+        self.alpha_weight = torch.tensor(weights, device=device)
         self.noise_stream = generator_for(seed, device, "noise")
+        self.learning_rate_floor = LEARNING_RATE_FLOOR
+        """Learning rate at the end of a linear schedule."""
         signals = settings.reward_signals.values()
         self.gammas = np.array([signal.gamma for signal in signals])
         self.reward_scale: RewardScale | None = None
         if h.reward_normalization:
-            self.reward_scale = RewardScale(
-                len(self.gammas), gamma=self.gammas, largest=LARGEST_RETURN
-            )
+            self.reward_scale = RewardScale(len(self.gammas), gamma=self.gammas)
         # The two counts start at 1, because `_due` expects 1 plus the number of steps made.
         self.n_updates = self.n_signal_updates = 1
+
+    def follow(self, source: nn.Module, target: nn.Module) -> Callable[[], None]:
+        """Return a function that moves the weights of `target` by `tau` towards `source`.
+
+        It makes one step of the Polyak average of arXiv 1801.01290, algorithm 1.
+        """
+        step = get_ema_multi_avg_fn(1.0 - self.hyperparameters.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        own: list[Tensor] = list(target.parameters())
+        return partial(step, own, list(source.parameters()), None)
 
     def make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
     ) -> None:
         """Make the replay buffer, its `sampler`, and behavioral cloning for the policy `cloned`."""
         h = self.hyperparameters
-        self.replay = Replay(
-            self.columns,
-            capacity=h.buffer_size,
-            sequence_length=self.sequence_length,
-        )
+        length = self.sequence_length
+        self.replay = Replay(self.columns, capacity=h.buffer_size, sequence_length=length)
         self.sampler = sampler(
             self.replay,
             self.signals,
@@ -124,11 +143,6 @@ class OffPolicy(Algorithm):
             scaled=self._scaled,
         )
         self.bc = BehavioralCloning.from_settings(cloned, self.settings, seed=seed)
-
-    @property
-    def learning_rate_floor(self) -> float:
-        """Learning rate at the end of a linear schedule."""
-        return LEARNING_RATE_FLOOR
 
     @property
     def _holds_noise(self) -> bool:
@@ -291,11 +305,7 @@ class OffPolicy(Algorithm):
         # `steps_of` scales actions as if a Gaussian policy had drawn them. The actions here are
         # already in -1..1, so they are read again without scaling.
         continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
-        steps = Rows(
-            obs=steps.obs,
-            next_obs=steps.next_obs,
-            fields={**steps.fields, "continuous": continuous},
-        )
+        steps = replace(steps, fields={**steps.fields, "continuous": continuous})
         with torch.no_grad():
             return self.signals.rewards(steps).cpu().numpy()
 
@@ -327,13 +337,10 @@ class OffPolicy(Algorithm):
     def _sampled(
         self, heads: ActionHeads, hidden: Tensor, noise: Tensor | None, allowed: Tensor | None
     ) -> SampledActions:
-        """Draw actions for hidden vectors, with gradients.
+        """Draw actions for hidden vectors [B, H], with gradients.
 
-        Args:
-            heads: action heads of the policy.
-            hidden: [B, H] hidden vectors of the policy.
-            noise: [B, A] standard normal; None without continuous actions.
-            allowed: bool [B, sum of branch sizes]; None without branches.
+        `noise` [B, A] is standard normal, None without continuous actions; `allowed` is bool [B,
+        sum of branch sizes], None without branches.
         """
         columns = []
         if noise is None:
@@ -367,10 +374,8 @@ class OffPolicy(Algorithm):
     def _targets(self, allowed: Tensor | None) -> Tensor:
         """Return target entropies [C]: of all continuous actions together, and of each branch.
 
-        A branch's target is the mean over rows of 0.2 ln(n), with n allowed choices in the row.
-
-        Args:
-            allowed: bool [B, sum of branch sizes]; None without branches.
+        A branch's target is the mean over rows of 0.2 ln(n), with n choices in the row that
+        `allowed` [B, sum of branch sizes] allows; `allowed` is None without branches.
         """
         if allowed is None:
             return self.target_entropy
@@ -415,24 +420,3 @@ class OffPolicy(Algorithm):
         # A checkpoint of a run without reward normalisation has no key `reward_scale`.
         if self.reward_scale is not None and "reward_scale" in state:
             self.reward_scale.load_state_dict(state["reward_scale"])
-
-
-def _gaussian_entropy(sigma: float | None) -> float:
-    """Return the entropy of N(0, sigma^2), log(2 pi e sigma^2) / 2; CONTINUOUS_ENTROPY for None."""
-    if sigma is None:
-        return CONTINUOUS_ENTROPY
-    return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
-
-
-def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
-    """Return target entropies [C] as `_targets` does, if every choice is allowed."""
-    targets = [per_component * actions.continuous_size] if actions.continuous_size else []
-    targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
-    return torch.tensor(targets)
-
-
-def _alpha_weight(actions: ActionSpec) -> Tensor:
-    """Return temperature weights [C]: 1 for continuous actions, 1 / b for each of b branches."""
-    shares = [1.0] if actions.continuous_size else []
-    shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
-    return torch.tensor(shares)

@@ -26,7 +26,6 @@ from torch import Tensor
 from pipeline.algos.group_batch import CriticInput, GroupBatch
 from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
 from pipeline.algos.ppo import PPO, VALUE_WEIGHT, value_loss
-from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
 from pipeline.core.arrays import AnyArray, FloatArray
@@ -59,7 +58,13 @@ class POCA(PPO):
 
     def make_networks(self, seed: int) -> None:
         """Make policy, group critic, and their optimizer."""
-        _warn_of_other_signals(self.signals)
+        for name in self.signals.names:
+            if name != "extrinsic":
+                _log.warning(
+                    "Reward signal %s is not supported with the POCA trainer; results may be "
+                    "unexpected: the signal rewards single agents, not their group.",
+                    name.capitalize(),
+                )
         network = self.settings.network_settings
         with seeded_weights(seed, "poca"):
             self.policy = Policy(self.spec, network).to(self.device)
@@ -131,10 +136,8 @@ class POCA(PPO):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the loss, its parts [3] (policy, value, baseline), and the log ratios [B, C].
 
-        Args:
-            inputs: tensors of a minibatch, the critic's input `mates`, and the entropy weight
-                `beta`.
-            sequences: the sequences that the rows form; None without memory.
+        `inputs` has the tensors of a minibatch, the critic's input `mates`, and the entropy weight
+        `beta`; `sequences` are the rows' sequences, None without memory.
         """
         batch = Rows.of(inputs, sequences)
         hidden = self.policy.actor(batch.obs, sequences)
@@ -186,16 +189,13 @@ class POCA(PPO):
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return the rows' values and baselines [R, S], and two kinds of bootstrap values [K, S].
 
-        A bootstrap value is the group's value after a trajectory. The first kind is the value of
-        the members with an unfinished task, and 0 without such members; the second kind is the
-        value of all members, for signals that continue after the end of a task.
+        The first kind is the value of the members with an unfinished task, and 0 without such
+        members; the second kind the value of all members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)
-        value, baseline = (np.empty((n_rows, n_signals), dtype=np.float32) for _ in range(2))
-        following, following_all = (
-            np.zeros((len(groups.following), n_signals), np.float32) for _ in range(2)
-        )
+        value, baseline = np.empty((2, n_rows, n_signals), np.float32)
+        following, following_all = np.zeros((2, len(groups.following), n_signals), np.float32)
         # Rows are sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
         # The first loop computes the values and baselines of the rows, and the second loop the
@@ -219,11 +219,8 @@ class POCA(PPO):
                     continue
                 nonempty = moments[is_nonempty]
                 critic_input = groups.pick(nonempty, present[is_nonempty])
-                values = (
-                    self.critic(critic_input.obs, critic_input.memory, None, critic_input.groups)
-                    .cpu()
-                    .numpy()
-                )
+                members = critic_input.obs, critic_input.memory, None, critic_input.groups
+                values = self.critic(*members).cpu().numpy()
                 inside = np.isin(groups.following, nonempty)
                 result[inside] = values[np.searchsorted(nonempty, groups.following[inside])]
         return value, baseline, following, following_all
@@ -237,13 +234,3 @@ def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]
-
-
-def _warn_of_other_signals(signals: RewardSignals) -> None:
-    for name in signals.names:
-        if name != "extrinsic":
-            _log.warning(
-                "Reward signal %s is not supported with the POCA trainer; results may be "
-                "unexpected: the signal rewards single agents, not their group.",
-                name.capitalize(),
-            )

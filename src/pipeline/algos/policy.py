@@ -176,14 +176,10 @@ def generator_for(seed: int, device: torch.device, *names: str) -> torch.Generat
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Continue a random stream from its saved state.
+    """Continue a random stream from its saved state, [bytes] uint8 on any device.
 
     A generator on a GPU cannot load the state of a generator on a CPU, nor the other way round. The
     stream then begins at a seed that is derived from the state.
-
-    Args:
-        generator: the stream's generator.
-        state: [bytes] uint8, on any device, from a generator's `get_state`.
 
     Raises:
         RuntimeError: The state is not a generator's state.

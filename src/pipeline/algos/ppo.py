@@ -22,16 +22,11 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.process_group import ProcessGroup
-from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
+from pipeline.algos.reward_scale import RewardScale
 from pipeline.algos.reward_signals import IntrinsicRewards
-from pipeline.algos.rows import (
-    Rows,
-    stored_sequences,
-    tensors,
-    values_in_sequence,
-)
+from pipeline.algos.rows import Rows, named_tensors, stored_sequences, tensors, values_in_sequence
 from pipeline.algos.schedules import Schedule, adapted_rate
-from pipeline.core.arrays import AnyArray, FloatArray, IntArray
+from pipeline.core.arrays import FloatArray, IntArray
 from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
@@ -97,21 +92,15 @@ def generalized_advantages(
     last_rows = ends[order]
     carry = np.zeros_like(bootstrap)
     decay = (gamma * lambda_).astype(np.float32)
-    for back, n_active in enumerate(_active_counts(lengths)):
+    # `n_active` is the number of trajectories that have more than `back` rows.
+    n_active_at = len(lengths) - np.cumsum(np.bincount(lengths))
+    for back, n_active in enumerate(n_active_at[:-1]):
         rows = last_rows[:n_active] - back
         # This is A_t = delta_t + gamma lambda A_t+1 for the rows that are `back` steps before the
         # ends of their trajectories.
         carry = advantages[rows] + decay * carry[:n_active]
         advantages[rows] = carry
     return advantages
-
-
-def _active_counts(lengths: IntArray) -> AnyArray:
-    """Return, for each t from 0, the number of trajectories that have at least t + 1 rows."""
-    longest = int(lengths.max(initial=0))
-    histogram = np.bincount(lengths, minlength=longest + 1)
-    # The cumulative sum counts trajectories of at most t rows; all others have row t.
-    return len(lengths) - np.cumsum(histogram)[:longest]
 
 
 def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
@@ -150,15 +139,10 @@ def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
 def clipped_value_loss(
     *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
 ) -> Tensor:
-    """Return the mean of max((R - V)^2, (R - V_clipped)^2).
+    """Return the mean of max((R - V)^2, (R - V_clipped)^2) of values V and returns R, both [B, S].
 
-    V_clipped is V, limited to a distance of at most `clip` from `old_value`.
-
-    Args:
-        value: [B, S] for each of S reward signals.
-        old_value: [B, S] estimates when the rollout was collected.
-        returns: [B, S] targets.
-        clip: [S] largest distance from `old_value`; a value further away does not lower the loss.
+    V_clipped is V, limited to a distance of at most `clip` [S] from `old_value` [B, S], the
+    estimates when the rollout was collected.
     """
     # Value clipping is not in PPO's paper but in its code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
@@ -184,11 +168,9 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     component as in `policy_loss`.
 
     Args:
-        rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
+        rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1]; the result
+            has `now` as `log_prob`, and `advantage` [R, C].
         now: [R, C] log probabilities of the same actions under the current policy.
-
-    Returns:
-        Rows with `now` as `log_prob`, and `advantage` [R, C].
     """
     # Weights are limited, because a single action that was unlikely for the older policy could
     # outweigh all other rows of the minibatch.
@@ -242,7 +224,7 @@ class PPO(Algorithm):
             n_signals = len(self.signals.names)
             # The discount has no effect: only `RewardScale.observe` reads it, and PPO calls only
             # `RewardScale.add`.
-            self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
+            self.return_scale = RewardScale(n_signals, gamma=1.0)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     def make_networks(self, seed: int) -> None:
@@ -342,14 +324,7 @@ class PPO(Algorithm):
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
         """Return, by tag, the mean absolute value of each loss, which ML-Agents also charts.
 
-        Args:
-            losses: [P, L] the L losses of each of P gradient steps.
-            rows: the rows of the update.
-            names: names of the L losses.
-            step: number of agent steps so far.
-
-        Raises:
-            TrainingError: A loss, a gradient or a weight is not finite.
+        `losses` [P, L] are the losses of P gradient steps, called `names`.
         """
         self.processes.average_(losses, len(rows))
         means = dict(zip(names, losses.abs().mean(0).tolist(), strict=True))
@@ -374,20 +349,20 @@ class PPO(Algorithm):
         # has a low variance: Schulman 2020, http://joschu.net/blog/kl-approx.html (the estimator
         # k3).
         change = last_epoch.exp() - 1.0
+        # The explained variance is 1 - Var(R - V) / Var(R), as a mean over signals.
+        variance = rows.returns.var(0, correction=0)
+        residual = (rows.returns - rows.value).var(0, correction=0)
+        explained = 1.0 - residual / variance.clamp_min(1e-8)
         return {
             **stats,
             **now.stats(),
             "Policy/approx_kl": float((change - last_epoch).mean()),
             "Policy/clip_fraction": float((change.abs() > now.epsilon).float().mean()),
-            "Policy/explained_variance": _explained_variance(rows),
+            "Policy/explained_variance": float(explained.mean()),
         }
 
     def learn_minibatch(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
-        """Make one gradient step on a minibatch.
-
-        Args:
-            batch: the minibatch.
-            fixed: inputs of `losses` that all minibatches share.
+        """Make one gradient step; `fixed` has the inputs of `losses` that all minibatches share.
 
         Returns:
             Policy loss and value loss, scalars, and the log ratio [B, C]: log probabilities under
@@ -404,10 +379,8 @@ class PPO(Algorithm):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
 
-        Args:
-            inputs: tensors of a minibatch, the entropy weight `beta`, and `clip` [S] if values are
-                clipped.
-            sequences: the sequences that the rows form; None without memory.
+        `inputs` has the tensors of a minibatch, the entropy weight `beta`, and `clip` [S] if values
+        are clipped; `sequences` are the rows' sequences, None without memory.
         """
         batch = Rows.of(inputs, sequences)
         hidden, value = self.both(batch.obs, *self._sequence_states(batch.sequences))
@@ -429,9 +402,8 @@ class PPO(Algorithm):
     def policy_loss(self, log_ratio: Tensor, batch: Rows) -> Tensor:
         """Return the policy's loss, a scalar: the clipped surrogate; subclasses may change it.
 
-        Args:
-            log_ratio: [B, C] log probabilities of the taken actions, less `batch.log_prob`.
-            batch: a minibatch with `advantage` [B, 1], and the fields of `with_clip_range`.
+        `log_ratio` [B, C] are log probabilities of the taken actions, less `batch.log_prob`;
+        `batch` has `advantage` [B, 1], and the fields of `with_clip_range`.
         """
         bounds = {name: batch.fields[name] for name in ("lowest", "highest")}
         return policy_loss(log_ratio=log_ratio, advantage=batch.advantage, **bounds)
@@ -453,9 +425,8 @@ class PPO(Algorithm):
         else:
             self._rewards, steps = self.intrinsic.begin(rollout)
         targets = self._targets(rollout, estimates, bootstrap, is_new=True)
-        stored = [name for name in STORED if name in rollout.fields]
-        columns = {**{name: rollout.fields[name] for name in stored}, **targets}
-        fields = dict(zip(columns, tensors([*columns.values()], self.device), strict=True))
+        columns = {**rollout.fields, **targets}
+        fields = named_tensors(columns, (*STORED, *targets), self.device)
         rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
         if not self.settings.threaded:
             return rows
@@ -469,8 +440,7 @@ class PPO(Algorithm):
         """Return `rows` with returns and advantages computed again with the current critic."""
         estimates, bootstrap = self._estimates(rollout, rows.obs, rows.sequences)
         targets = self._targets(rollout, estimates, bootstrap, is_new=False)
-        names = ("returns", "advantage")
-        changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
+        changed = named_tensors(targets, ("returns", "advantage"), self.device)
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
         # The weights are ratios to the policy that acted, so the log probabilities of that policy
@@ -484,25 +454,16 @@ class PPO(Algorithm):
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         """Return the critic's estimates for a rollout's rows, before multiplication by `_unit`.
 
-        Args:
-            rollout: closed trajectories.
-            obs: [R, *shape] per observation, normalised.
-            sequences: the sequences that the rows form; None without memory.
-
-        Returns:
-            `value` [R, S], with `baseline` [R, S] if advantages subtract a baseline instead of
-            the value; and values [K, S] of the observations after the trajectories.
+        They are `value` [R, S], with `baseline` [R, S] if advantages subtract a baseline instead of
+        the value; the second result has values [K, S] of the observations after the trajectories.
+        `obs` [R, *shape] are normalised; `sequences` are None without memory.
         """
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         if sequences is None:
             value, following = self._values_in_parts(obs), self._values_in_parts(next_obs)
         else:
-            value, following = (
-                values.cpu().numpy()
-                for values in values_in_sequence(
-                    self._value, obs, next_obs, rollout, sequences=sequences
-                )
-            )
+            pair = values_in_sequence(self._value, obs, next_obs, rollout, sequences=sequences)
+            value, following = (values.cpu().numpy() for values in pair)
         # A signal that ignores ends has a value after the end of the task, too.
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
         return {"value": value}, bootstrap
@@ -547,13 +508,8 @@ class PPO(Algorithm):
     ) -> FloatArray:
         """Return generalised advantage estimates [R, S]; subclasses may compute other advantages.
 
-        Returns are advantages plus values; the policy learns from normalised advantages.
-
-        Args:
-            rollout: K closed trajectories, with `starts` [K] and `lengths` [K].
-            rewards: [R, S] rewards of each signal, times its strength.
-            values: [R, S] critic's estimates.
-            bootstrap: [K, S] value after each trajectory's last row, 0 where it terminated.
+        The other arguments are those of `generalized_advantages`; `rewards` [R, S] are multiplied
+        by the signals' strengths. The policy learns from normalised advantages.
         """
         return generalized_advantages(
             rewards=rewards,
@@ -567,9 +523,9 @@ class PPO(Algorithm):
 
     def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
         """Return the critic's values [R, S], computed in pieces to limit the memory for images."""
-        parts = Rows(obs=list(obs)).split(CHUNK)
-        result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()
-        return result
+        parts = [self._value(part.obs) for part in Rows(obs=list(obs)).split(CHUNK)]
+        values: FloatArray = torch.cat(parts).cpu().numpy()
+        return values
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
@@ -601,10 +557,3 @@ class PPO(Algorithm):
         # A checkpoint of a run without return normalisation has no key `return_scale`.
         if self.return_scale is not None and "return_scale" in state:
             self.return_scale.load_state_dict(state["return_scale"])
-
-
-def _explained_variance(rows: Rows) -> float:
-    # This is 1 - Var(R - V) / Var(R) of each signal, then the mean over signals.
-    variance = rows.returns.var(0, correction=0)
-    residual = (rows.returns - rows.value).var(0, correction=0)
-    return float((1.0 - residual / variance.clamp_min(1e-8)).mean())

@@ -28,12 +28,10 @@ class RewardScale:
     Args:
         n_signals: number of reward signals S.
         gamma: discount of a step, or of each signal [S].
-        largest: the largest absolute return after division.
     """
 
-    def __init__(self, n_signals: int, *, gamma: float | AnyArray, largest: float) -> None:
+    def __init__(self, n_signals: int, *, gamma: float | AnyArray) -> None:
         self.gamma = gamma
-        self.largest = largest
         self.count = 0
         self.mean: AnyArray = np.zeros(n_signals)
         self.squared: AnyArray = np.zeros(n_signals)  # sum of squared deviations from the mean
@@ -43,10 +41,10 @@ class RewardScale:
 
     @property
     def divisor(self) -> AnyArray:
-        """float64 [S] standard deviation of G, or the largest |G| / `largest` if that is larger."""
+        """float64 [S] standard deviation of G, or the largest |G| / LARGEST_RETURN, if larger."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
         # A rare large return hardly changes the deviation, so the largest sum is limited, too.
-        divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
+        divisor: AnyArray = np.maximum(deviation, self.most / LARGEST_RETURN) + EPSILON
         return divisor
 
     def observe(self, rollout: Rollout, rewards: FloatArray) -> None:
@@ -76,9 +74,8 @@ class RewardScale:
         delta = mean - self.mean
         self.count += n
         self.mean = self.mean + delta * (n / self.count)
-        self.squared = (
-            self.squared + ((rows - mean) ** 2).sum(0) + delta**2 * (before * n / self.count)
-        )
+        squared = self.squared + ((rows - mean) ** 2).sum(0)
+        self.squared = squared + delta**2 * (before * n / self.count)
         self.most = np.maximum(self.most, np.abs(rows).max(0))
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,18 +109,13 @@ class RewardSignals:
         self.by_name: dict[str, RewardSignal] = {
             name: make(name, spec, settings, seed=seed, device=device) for name in chosen
         }
-        self.gamma = torch.tensor(
-            [signal_settings.gamma for signal_settings in chosen.values()], device=device
-        )
-        self.strength = torch.tensor(
-            [signal_settings.strength for signal_settings in chosen.values()], device=device
-        )
-        self.ignores_done = torch.tensor(
-            [signal.ignores_done for signal in self.by_name.values()], device=device
-        )
-        self.learning = any(not isinstance(signal, Extrinsic) for signal in self.by_name.values())
+        signals = self.by_name.values()
+        self.gamma = torch.tensor([each.gamma for each in chosen.values()], device=device)
+        self.strength = torch.tensor([each.strength for each in chosen.values()], device=device)
+        self.ignores_done = torch.tensor([each.ignores_done for each in signals], device=device)
+        self.learning = any(not isinstance(signal, Extrinsic) for signal in signals)
         """Whether there are signals other than the environment's reward."""
-        self.needs_next_obs = any(signal.needs_next_obs for signal in self.by_name.values())
+        self.needs_next_obs = any(signal.needs_next_obs for signal in signals)
         """Whether any signal reads the observation after each step."""
 
     @property
@@ -130,11 +126,7 @@ class RewardSignals:
     @property
     def modules(self) -> dict[str, nn.Module]:
         """Networks of all signals, by the names that checkpoints use."""
-        return {
-            key: module
-            for signal in self.by_name.values()
-            for key, module in signal.modules.items()
-        }
+        return dict(chain.from_iterable(each.modules.items() for each in self.by_name.values()))
 
     def observe(self, obs: Sequence[Tensor]) -> None:
         """Let all signals observe the observations [B, *shape] of new rows, each row once."""
@@ -179,19 +171,13 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         return {}
     # All means are in one tensor, so that one transfer from the device is enough.
     tags = list(losses[0])
-    means = torch.stack(
-        [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
-    ).mean(0)
+    table = [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
+    means = torch.stack(table).mean(0)
     return dict(zip(tags, means.tolist(), strict=True))
 
 
 def make(
-    name: str,
-    spec: BehaviorSpec,
-    settings: TrainerSettings,
-    *,
-    seed: int,
-    device: torch.device,
+    name: str, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
 ) -> RewardSignal:
     """Return the signal called `name`, made from its section of `settings`.
 
@@ -209,9 +195,8 @@ def make(
             "the section is ignored, remove it",
             name,
         )
-        signal_settings = replace(
-            signal_settings, network_settings=replace(signal_settings.network_settings, memory=None)
-        )
+        network = replace(signal_settings.network_settings, memory=None)
+        signal_settings = replace(signal_settings, network_settings=network)
     own = signal_settings.own_class
     try:
         with plugins.user_code(own) if own else nullcontext():
@@ -267,10 +252,8 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
 def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> Rows:
     """Return all steps of a rollout in the form that `RewardSignal` describes.
 
-    Args:
-        rollout: closed trajectories; continuous actions are Gaussian samples.
-        device: device of the signals' networks.
-        with_next_obs: whether to return the observation after each step.
+    The rollout's continuous actions are Gaussian samples. `next_obs` is empty unless
+    `with_next_obs`.
     """
     fields = named_tensors(rollout.fields, ("continuous", "discrete", "reward"), device)
     # Rollouts store actions as they were drawn, but demonstrations, with which GAIL compares them,
@@ -346,14 +329,13 @@ class IntrinsicRewards:
             # A trajectory may be only a part of an episode, so the episode's sum so far is kept by
             # the agent's slot.
             before = None if begins else self._open.pop(slot, None)
-            so_far = (
-                total if before is None else [a + b for a, b in zip(before, total, strict=True)]
-            )
+            if before is not None:
+                total = [a + b for a, b in zip(before, total, strict=True)]  # noqa: PLW2901
             if ended:
-                self._sums.append(so_far)
+                self._sums.append(total)
                 self._open.pop(slot, None)
             else:
-                self._open[slot] = so_far
+                self._open[slot] = total
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of unfinished episodes."""

@@ -22,12 +22,22 @@ from pipeline.nets.memory import SequenceState
 _CHUNK = 1024
 
 
+class _Column:
+    """Attribute of `Rows` that returns the field with the attribute's name."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, rows: Rows, _: type) -> Tensor:
+        return rows.fields[self._name]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
     """R steps from a rollout, a replay or a demonstration, as input of losses.
 
-    The fields depend on the source of the rows and on the algorithm; the properties below name
-    the usual fields, with their shapes.
+    The fields depend on the source of the rows and on the algorithm; the attributes below name the
+    usual fields, with their shapes.
     """
 
     obs: list[Tensor]
@@ -56,65 +66,33 @@ class Rows:
         """All tensors by name, observations in lists, in the form that `FlatAdam.descend` takes."""
         return {"obs": self.obs, "next_obs": self.next_obs, **self.fields}
 
-    @property
-    def continuous(self) -> Tensor:
-        """[R, A] continuous actions."""
-        return self.fields["continuous"]
-
-    @property
-    def discrete(self) -> Tensor:
-        """int64 [R, branches] index of each branch's chosen action."""
-        return self.fields["discrete"]
+    continuous = _Column()
+    """[R, A] continuous actions."""
+    discrete = _Column()
+    """int64 [R, branches] index of each branch's chosen action."""
+    log_prob = _Column()
+    """[R, A + branches] log probabilities of the actions when they were taken."""
+    reward = _Column()
+    """[R] the environment's reward."""
+    rewards = _Column()
+    """[R, S] rewards of each signal times the signal's strength."""
+    done = _Column()
+    """Bool [R] whether the task ended with the step; False where the episode was cut short."""
+    value = _Column()
+    """[R, S] critic's value for each reward signal, computed when the rollout was complete."""
+    baseline = _Column()
+    """[R, S] counterfactual baseline: a group value that is independent of the row's action."""
+    returns = _Column()
+    """[R, S] lambda-returns of each reward signal."""
+    advantage = _Column()
+    """[R, 1] normalised advantage; [R, C] per action component with `threaded`."""
+    index = _Column()
+    """int64 [R] indices of these rows in their rollout, always on the CPU."""
 
     @property
     def allowed(self) -> Tensor | None:
         """Bool [R, sum of branch sizes] whether each choice was allowed; None without branches."""
         return self.fields.get("allowed")
-
-    @property
-    def log_prob(self) -> Tensor:
-        """[R, A + branches] log probabilities of the actions when they were taken."""
-        return self.fields["log_prob"]
-
-    @property
-    def reward(self) -> Tensor:
-        """[R] the environment's reward."""
-        return self.fields["reward"]
-
-    @property
-    def rewards(self) -> Tensor:
-        """[R, S] rewards of each signal times the signal's strength."""
-        return self.fields["rewards"]
-
-    @property
-    def done(self) -> Tensor:
-        """Bool [R] whether the task ended with the step; False where the episode was cut short."""
-        return self.fields["done"]
-
-    @property
-    def value(self) -> Tensor:
-        """[R, S] critic's value for each reward signal, computed when the rollout was complete."""
-        return self.fields["value"]
-
-    @property
-    def baseline(self) -> Tensor:
-        """[R, S] counterfactual baseline: a group value that is independent of the row's action."""
-        return self.fields["baseline"]
-
-    @property
-    def returns(self) -> Tensor:
-        """[R, S] lambda-returns of each reward signal."""
-        return self.fields["returns"]
-
-    @property
-    def advantage(self) -> Tensor:
-        """[R, 1] normalised advantage; [R, C] per action component with `threaded`."""
-        return self.fields["advantage"]
-
-    @property
-    def index(self) -> Tensor:
-        """int64 [R] indices of these rows in their rollout, always on the CPU."""
-        return self.fields["index"]
 
     def take(self, index: Tensor) -> Rows:
         """Return copies of the rows with the indices `index`, int64 [B], without sequences."""
@@ -173,11 +151,9 @@ class Rows:
 def _sequences(
     sequences: SequenceState | None, order: AnyArray, sizes: Sequence[int]
 ) -> tuple[AnyArray, list[int], Iterable[SequenceState | None]]:
-    """Return the rows and sequences of P minibatches for `Rows.in_order`.
+    """Return for `Rows.in_order` the row indices of P minibatches, and their sizes and sequences.
 
-    Returns:
-        Row indices of all minibatches, the number of rows of each minibatch [P], and the sequences
-        of each minibatch (None without sequences).
+    Sizes are numbers of rows [P]; the sequences of each minibatch are None without memory.
     """
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
@@ -245,17 +221,14 @@ def values_in_sequence(
     *,
     sequences: SequenceState,
 ) -> tuple[Tensor, Tensor]:
-    """Return the values of all rows, and of the observation after each trajectory.
+    """Return values [R, signals] of all rows, and [K, signals] after each of K trajectories.
 
     Args:
         critic: function that returns values [B, signals] of rows that are ordered by sequence.
-        obs: [R, *shape] per observation, normalised.
+        obs: [R, *shape] per observation of `rollout`, normalised.
         next_obs: [K, *shape] per observation after each trajectory, normalised.
         rollout: the rollout of the observations.
         sequences: the sequences of the rollout.
-
-    Returns:
-        Values [R, signals] of rows, and [K, signals] after trajectories.
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()

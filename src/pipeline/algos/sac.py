@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Policy, seeded_weights
@@ -27,25 +26,6 @@ from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
 from pipeline.settings.trainer.schema import SACSettings, TrainerSettings
-
-
-def value_targets(
-    *, rewards: Tensor, done: Tensor, next_value: Tensor, gamma: Tensor, ignores_done: Tensor
-) -> Tensor:
-    """Return targets of action values, r + gamma V(s'): arXiv 1801.01290, equation 8.
-
-    Args:
-        rewards: [B, S] reward of each signal.
-        done: bool [B] whether the task ended with the step.
-        next_value: [B, S] value of the next observation.
-        gamma: [S] discount per step, or [B, S] discount over several steps.
-        ignores_done: bool [S] whether the signal has a value after the end of the task.
-
-    Returns:
-        [B, S] targets.
-    """
-    ends = done.unsqueeze(1) & ~ignores_done
-    return rewards + gamma * next_value.masked_fill(ends, 0.0)
 
 
 class SAC(OffPolicy):
@@ -86,9 +66,7 @@ class SAC(OffPolicy):
         self.optimizer = paired_adam(
             parameters, self.both, self.q_networks, learning_rate=h.learning_rate
         )
-        self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._source: list[Tensor] = list(self.value.parameters())
-        self._target: list[Tensor] = list(self.target.parameters())
+        self._soft_update = self.follow(self.value, self.target)
         sampler: Callable[..., ReplaySampler] = ReplaySampler
         if h.n_steps > 1:
             sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas)
@@ -101,9 +79,8 @@ class SAC(OffPolicy):
             self._with_noise(batch),
             max_norm=self.hyperparameters.max_grad_norm,
         )
-        # This is the Polyak average of arXiv 1801.01290, algorithm 1. It comes after the step, so
-        # that the target follows the new weights.
-        self._soft_update(self._target, self._source, None)
+        # This comes after the step, so that the target follows the new weights.
+        self._soft_update()
         return statistics
 
     def losses(
@@ -111,9 +88,8 @@ class SAC(OffPolicy):
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss of all networks, and its statistics.
 
-        Args:
-            inputs: tensors of a minibatch, and `noise` [B, A] that new actions are drawn with.
-            sequences: the sequences that the rows form; None without memory.
+        `inputs` has the tensors of a minibatch, and `noise` [B, A] that new actions are drawn with;
+        `sequences` are the rows' sequences, None without memory.
         """
         batch = Rows.of(inputs, sequences)
         actions = self.spec.action_spec
@@ -159,17 +135,16 @@ class SAC(OffPolicy):
     def targets(self, batch: Rows, next_value: Tensor) -> Tensor:
         """Return the targets [B, S] of the action values; subclasses may return other targets.
 
+        They are r + gamma V(s'): arXiv 1801.01290, equation 8.
+
         Args:
-            batch: a minibatch, with `rewards` [B, S] and `done` [B].
+            batch: a minibatch with `rewards` [B, S], `done` [B], and for returns over several steps
+                `discount` [B, S].
             next_value: [B, S] value of the next observation, by the slowly moving target.
         """
-        return value_targets(
-            rewards=batch.rewards,
-            done=batch.done,
-            next_value=next_value,
-            gamma=batch.fields.get("discount", self.signals.gamma),
-            ignores_done=self.signals.ignores_done,
-        )
+        ends = batch.done.unsqueeze(1) & ~self.signals.ignores_done
+        gamma = batch.fields.get("discount", self.signals.gamma)
+        return batch.rewards + gamma * next_value.masked_fill(ends, 0.0)
 
     def _sequence_states(
         self, batch: Rows

@@ -19,14 +19,9 @@ RATES, RATE_FACTOR = (1e-5, 1e-2), 1.5
 
 
 def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: int) -> float:
-    """Return the value at `step` of a quantity that begins at `start`.
+    """Return the value after `step` agent steps of a quantity that begins at `start`.
 
-    Args:
-        kind: `constant`, or `linear` down to `floor` at `max_steps`.
-        start: value at step 0.
-        floor: value at `max_steps` and after.
-        step: number of agent steps so far.
-        max_steps: number of agent steps in training, at least 1.
+    It is `constant`, or falls `linear` to `floor` at `max_steps`, and stays there.
     """
     if kind == "constant":
         return start

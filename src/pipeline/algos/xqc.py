@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import OffPolicy, SampledActions
 from pipeline.algos.policy import Policy, seeded_weights
@@ -64,19 +63,12 @@ RECIPES = {
 }
 
 
-# --- The target of the critics ---------------------------------------------------------------
-
-
 def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -> Tensor:
     """Return for each row the distribution [B, Z] of the critic with the smaller mean.
 
     For each branch the distributions of its choices are averaged by the choices' probabilities;
-    then the branches are averaged.
-
-    Args:
-        logits: [2, B, K, Z] logits of both critics.
-        sampled: the policy's actions at the same observations.
-        atoms: [Z] return of each atom.
+    then the branches are averaged. `logits` [2, B, K, Z] come from both critics, `sampled` the
+    policy's actions at the same observations, `atoms` [Z] the return of each atom.
     """
     of_choices = logits.softmax(-1)
     if sampled.probability is None:
@@ -124,29 +116,19 @@ def shifted_distribution(
     return result, (probability * (shifted != place)).sum(1).mean()
 
 
-def soft_target(
-    values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
-) -> Tensor:
-    """Return targets r + discount (min Q - cost) [B].
+def least_value(values: Tensor, sampled: SampledActions) -> Tensor:
+    """Return the smaller of both critics' values [B] of the policy's actions.
 
-    `values` [2, B, K] are the values Q of both critics; for the other arguments see
-    `least_distribution` and `shifted_distribution`.
+    `values` [2, B, K] are the values Q of both critics; see arXiv 1802.09477, equation 10.
     """
-    # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
-    expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
-    return reward + discount * (expected.amin(0) - cost)
-
-
-# --- The losses ------------------------------------------------------------------------------
+    return sampled.expected(values.unsqueeze(2)).squeeze(-1).amin(0)
 
 
 def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
     """Return the outputs [2, B, b, Z] of the taken choices; b = 1 without branches.
 
-    Args:
-        outputs: [2, B, K, Z] of both critics.
-        discrete: int64 [B, b] choices; b may be 0.
-        columns: int64 [b] first output of each branch.
+    `outputs` are [2, B, K, Z], the choices int64 [B, b] (b may be 0), and `columns` int64 [b] the
+    first output of each branch.
     """
     if not len(columns):
         return outputs
@@ -158,44 +140,11 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
 def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
     """Return cross-entropies [2] of the critics, -sum target log p, means over rows and branches.
 
-    Args:
-        logits: [2, B, b, Z] of the taken choices.
-        target: [B, Z] probabilities, without gradient.
+    `logits` [2, B, b, Z] belong to the taken choices; `target` [B, Z] has no gradient.
     """
     n_critics, *shape = logits.shape
     log_p = logits.log_softmax(-1).view(n_critics, -1)
     return log_p @ target.unsqueeze(1).expand(shape).flatten() / (-shape[0] * shape[1])
-
-
-def squared_errors(values: Tensor, target: Tensor) -> Tensor:
-    """Return errors (y - Q)^2 / 2 [2] of the critics, means over rows and branches.
-
-    Args:
-        values: [2, B, b] values Q of the taken choices.
-        target: [B] target returns y, without gradient.
-    """
-    return 0.5 * (target.unsqueeze(1) - values).square().mean((1, 2))
-
-
-def policy_loss(sampled: SampledActions, values: Tensor) -> Tensor:
-    """Return the mean of alpha log pi - min Q over rows: arXiv 1812.05905, equation 9.
-
-    `values` [2, B, K] are both critics' values Q of the sampled actions.
-    """
-    expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
-    return (sampled.entropy_cost - expected.amin(0)).mean()
-
-
-def temperature_loss(log_alpha: Tensor, gap: Tensor, weight: Tensor) -> Tensor:
-    """Return sum w alpha (H - H'), which lowers alpha while the entropy H is above its target H'.
-
-    Args:
-        log_alpha: [C] logarithm of each component's temperature.
-        gap: [C] entropy minus target entropy, without gradient.
-        weight: [C] weight of each component.
-    """
-    # This is equation 18 of arXiv 1812.05905.
-    return (log_alpha.exp() * gap * weight).sum()
 
 
 class TwinCritics(nn.Module):
@@ -213,10 +162,9 @@ class TwinCritics(nn.Module):
 
         The statistics are those of `NormalizedLayers.in_training` for each critic.
         """
-        of_each = [critic(obs, continuous) for critic in self.critics]
-        return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
-            [s for *_, s in of_each]
-        )
+        results = [critic(obs, continuous) for critic in self.critics]
+        hidden, heads, statistics = zip(*results, strict=True)
+        return list(zip(hidden, heads, strict=True)), torch.stack(statistics)
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
         """Return outputs [2, R, K, Z] for `rows`; `of_each` is the first result of `forward`."""
@@ -236,11 +184,8 @@ class TrainedPolicy(Policy):
     ) -> None:
         # `Policy.__init__` is not called, because it would make a second actor.
         nn.Module.__init__(self)
-        self.spec, self.settings, self.normalizers = (
-            acting.spec,
-            acting.settings,
-            acting.normalizers,
-        )
+        self.spec, self.settings = acting.spec, acting.settings
+        self.normalizers = acting.normalizers
         self.actor = actor  # type: ignore[assignment]  # it has the methods that losses call
         self.numpy_actor = None
         self._acting = (acting,)  # a tuple keeps the policy from becoming a submodule
@@ -271,6 +216,7 @@ class XQC(OffPolicy):
         refuse_unsupported(spec, settings)
         super().__init__(spec, settings, seed=seed, device=device)
         h, network = self.hyperparameters, settings.network_settings
+        self.learning_rate_floor = h.learning_rate * LEARNING_RATE_END
         recipe = self.recipe = RECIPES[h.critic]
         with seeded_weights(seed, "xqc"):
             self.policy = Policy(spec, network, squash=True).to(device)
@@ -288,13 +234,11 @@ class XQC(OffPolicy):
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
-            self._followed: list[Tensor] = list(self.critics.parameters())
-            self._following: list[Tensor] = list(self.target.parameters())
+            self._soft_update = self.follow(self.critics, self.target)
         self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
         self.actor_optimizer = FlatAdam(
             [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
         )
-        self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._trained.after_step()
         _act_at_random(self.policy)
         self.atoms = torch.linspace(-LARGEST_RETURN, LARGEST_RETURN, recipe.n_atoms, device=device)
@@ -304,11 +248,6 @@ class XQC(OffPolicy):
         )
         sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas[:1])
         self.make_replay(seed=seed, cloned=self._trained, sampler=sampler)
-
-    @property
-    def learning_rate_floor(self) -> float:
-        """Learning rate at the end of a linear schedule."""
-        return self.hyperparameters.learning_rate * LEARNING_RATE_END
 
     @property
     def own_optimizers(self) -> list[FlatAdam]:
@@ -339,7 +278,7 @@ class XQC(OffPolicy):
         # Unit norms keep the effective learning rate constant: arXiv 2509.25174.
         set_unit_norms(self._unit_weights)
         if self.target is not None:
-            self._soft_update(self._following, self._followed, None)
+            self._soft_update()
         # NaN marks a step without the actor; `_means` leaves it out.
         loss_pi = losses.new_full((1,), math.nan)
         # The actor learns at every `delay`-th update: arXiv 1802.09477, section 5.2.
@@ -356,11 +295,8 @@ class XQC(OffPolicy):
     def critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the sum of the critics' losses, statistics [4], and the moments of features.
 
-        The statistics are both losses, the mean value, and the share of clipped mass.
-
-        Args:
-            inputs: tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] for drawing next
-                actions.
+        The statistics are both losses, the mean value, and the share of clipped mass. `inputs` has
+        the tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] for drawing next actions.
         """
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
         fields, n_rows = batch.fields, len(inputs["rewards"])
@@ -369,12 +305,9 @@ class XQC(OffPolicy):
             sampled = self._sampled(
                 actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
             )
-            follows = {
-                "reward": batch.rewards.squeeze(1),
-                # A discount of 0 leaves only the reward where the task has ended.
-                "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
-                "cost": self._critic_cost(sampled),
-            }
+            reward, cost = batch.rewards.squeeze(1), self._critic_cost(sampled)
+            # A discount of 0 leaves only the reward where the task has ended.
+            discount = fields["discount"].squeeze(1).masked_fill(batch.done, 0.0)
             # States and next states are one minibatch, so that batch statistics are those of their
             # mixture: the joint forward pass of arXiv 1902.05605.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
@@ -386,14 +319,20 @@ class XQC(OffPolicy):
             followed = hidden if self.target is None else self.target(obs, actions)[0]
             later = self.critics.values(followed, slice(n_rows, None))
             if self.recipe.n_atoms == 1:
-                target = soft_target(later.squeeze(-1), sampled, **follows)
+                target = reward + discount * (least_value(later.squeeze(-1), sampled) - cost)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)
             else:
-                least = least_distribution(later, sampled, self.atoms)
-                target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
+                target, clipped = shifted_distribution(
+                    least_distribution(later, sampled, self.atoms),
+                    reward=reward,
+                    discount=discount,
+                    cost=cost,
+                    atoms=self.atoms,
+                )
                 value = (taken.softmax(-1) @ self.atoms).mean()
         if self.recipe.n_atoms == 1:
-            losses = squared_errors(taken.squeeze(-1), target)
+            # The losses [2] are the errors (y - Q)^2 / 2, as means over rows and branches.
+            losses = 0.5 * (target.unsqueeze(1) - taken.squeeze(-1)).square().mean((1, 2))
         else:
             losses = cross_entropies(taken, target)
         shown = torch.cat((losses, torch.stack((value, clipped))))
@@ -410,12 +349,13 @@ class XQC(OffPolicy):
         values = (
             outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
         )
-        loss_pi = policy_loss(sampled, values)
+        # This is equation 9 of arXiv 1812.05905: the mean of alpha log pi - min Q.
+        loss_pi = (sampled.entropy_cost - least_value(values, sampled)).mean()
         with torch.no_grad():
             gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
-        # The two losses can be added: the gap has no gradient, so that neither loss changes the
-        # gradients of the other.
-        loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
+        # This is equation 18 of arXiv 1812.05905: it lowers alpha while the entropy is above its
+        # target. The gap has no gradient, so neither loss changes the gradients of the other.
+        loss_alpha = (self.log_alpha.exp() * gap * self.alpha_weight).sum()
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
     def _scaled(self, rewards: Tensor) -> Tensor:
@@ -450,10 +390,7 @@ class XQC(OffPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training, without the replay, as tensors and plain values."""
-        return {
-            **super().state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-        }
+        return {**super().state_dict(), "actor_optimizer": self.actor_optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""

@@ -92,10 +92,8 @@ class GrowableRows:
     def append_from(self, blocks: Columns[AnyArray], index: AnyArray) -> list[AnyArray]:
         """Append copies of rows of blocks; return views of the observations of the new rows.
 
-        Args:
-            blocks: arrays [slots, rows, ...], with at least the columns of this object.
-            index: int64 [N] numbers of the rows to copy; the first row of slot 1 follows the last
-                row of slot 0.
+        The blocks are [slots, rows, ...], with at least the columns of this object. `index`, int64
+        [N], numbers their rows; the first row of slot 1 follows the last row of slot 0.
         """
         place = self._reserve(len(index))
         # Blocks may have further columns; `pairs` lists only the columns of this object.
@@ -174,9 +172,8 @@ class Sequences:
 def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
     """Return the sequences into which trajectories, stored one after another, are cut.
 
-    Args:
-        lengths: integers [K], number of rows of each trajectory, at least 1.
-        sequence_length: rows of a sequence; a trajectory's last sequence may be shorter.
+    The trajectories have `lengths` [K] rows, at least 1. A sequence has `sequence_length` rows; a
+    trajectory's last sequence may be shorter.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     # The quotient is rounded up, because the last sequence of a trajectory may be short.
@@ -193,11 +190,9 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
 
 
 def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
-    """Return the numbers of the rows, int64 [sum of lengths], in S pieces of an array.
+    """Return the numbers of the rows in pieces of an array, int64 [sum of lengths].
 
-    Args:
-        starts: [S] first row of each piece.
-        lengths: [S] number of rows of each piece.
+    The S pieces begin at the rows `starts` [S], and have `lengths` [S] rows.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths
@@ -207,17 +202,11 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return the row numbers of all trajectories, each with the row after its end appended.
+    """Return the row numbers [R + K] of all trajectories, each followed by the row after its end.
 
     The numbers are indices into an array that has the R rows of all sequences first, and then, for
-    each of the K trajectories, the row after the trajectory.
-
-    Args:
-        lengths: [S] number of rows of each sequence, R in all.
-        is_last: [S] whether a sequence is the last of its trajectory; True for K sequences.
-
-    Returns:
-        [R + K] row numbers, one sequence after another.
+    each of the K trajectories, the row after the trajectory. Sequences have `lengths` [S] rows, and
+    `is_last` [S] marks the last sequence of each trajectory.
     """
     longer = lengths + is_last
     rows = rows_of(np.cumsum(lengths) - lengths, longer)

@@ -280,10 +280,8 @@ class Members:
 class GroupSnapshots:
     """Stores the data of members (entities), and the members of groups at one time (moments).
 
-    Entities and moments are numbered in the order in which they are added.
-
-    Args:
-        columns: columns to store for each entity.
+    Entities and moments are numbered in the order in which they are added. An entity is stored in
+    `columns`.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -311,11 +309,9 @@ class GroupSnapshots:
             self._entities.arrays.fields[name][at] = values
 
     def add_moments(self, members: AnyArray, counts: AnyArray) -> AnyArray:
-        """Add moments, and return their numbers, int64 [M].
+        """Add M moments with `counts` [M] members each, and return their numbers, int64 [M].
 
-        Args:
-            members: int64 [sum of counts] numbers of the members' entities, sorted by moment.
-            counts: int64 [M] number of members of each moment.
+        `members`, int64 [sum of counts], numbers the members' entities, sorted by moment.
         """
         ids = self._next_moment + np.arange(len(counts))
         self._moments.append(len(ids), Columns({"id": ids, "count": counts}))

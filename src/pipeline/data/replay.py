@@ -44,12 +44,8 @@ class Replay:
     and a sequence is not sampled any more after one of its rows was overwritten. A rollout has a
     field `next_NAME` only once for each trajectory: the value of the field NAME after the
     trajectory's last row. The replay has `next_NAME` for every row: the value of NAME in the next
-    row, or the rollout's value for the last row of a trajectory.
-
-    Args:
-        columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.
-        capacity: number of rows.
-        sequence_length: rows of a sequence; 1 without memory.
+    row, or the rollout's value for the last row of a trajectory. The columns are the columns of
+    `Trajectories`, with a field `memory` if there is memory.
     """
 
     def __init__(self, columns: Columns[Field], *, capacity: int, sequence_length: int = 1) -> None:
@@ -132,10 +128,7 @@ class Replay:
     def sample(self, rng: np.random.Generator, n_rows: int) -> Sampled:
         """Draw rows uniformly and with replacement; with memory, whole sequences instead.
 
-        Args:
-            rng: random stream.
-            n_rows: number of rows; with memory, n_rows // sequence_length sequences are drawn, but
-                at least one.
+        With memory n_rows // sequence_length sequences are drawn, but at least one.
         """
         if self._memory is None:
             return self.read(self.draw(rng, n_rows))
@@ -151,15 +144,10 @@ class Replay:
         return numbers
 
     def following(self, rows: AnyArray, n: int) -> tuple[AnyArray, BoolArray]:
-        """Return the numbers of rows and of the n - 1 rows after each of them, for n-step returns.
+        """Return the numbers of rows [B] and of the n - 1 rows after each of them, int64 [n, B].
 
-        Args:
-            rows: int64 [B] row numbers.
-            n: number of rows to return for each row, the row itself included.
-
-        Returns:
-            int64 [n, B] row numbers, and bool [n, B]: whether the row with this number exists and
-            belongs to the same trajectory as the given row.
+        The second result, bool [n, B], says whether the row with this number exists and belongs to
+        the same trajectory as the given row.
         """
         steps = np.arange(n)[:, None]
         numbers = rows + steps
@@ -172,12 +160,10 @@ class Replay:
     def read(
         self, rows: AnyArray, *, lengths: AnyArray | None = None, memory: FloatArray | None = None
     ) -> Sampled:
-        """Return copies of the rows with the numbers `rows`, int64 [B].
+        """Return copies of rows [B], which are counted from the first row that was ever added.
 
-        Args:
-            rows: row numbers, counted from the first row that was ever added.
-            lengths: [S] rows of each sequence; None if each row is a sequence of its own.
-            memory: [S, M] recurrent memory before each sequence; None without memory.
+        `lengths` [S] are the rows of each sequence, None if each row is a sequence of its own;
+        `memory` [S, M] is the recurrent memory before each sequence, None without memory.
         """
         at = rows % self.capacity
         size = len(self._obs[0])
@@ -197,13 +183,8 @@ class Replay:
     ) -> None:
         """Store the sequences of new rows, and forget the sequences that these rows overwrite.
 
-        Called before `n_added` counts the new rows.
-
-        Args:
-            starts: [S] first row of each sequence, counted from the first new row.
-            lengths: [S] rows of each sequence.
-            memory: [S, M] memory before the first row of each sequence.
-            n_rows: number of new rows.
+        Called before `n_added` counts the `n_rows` new rows. `starts` [S] are first rows, counted
+        from the first new row, and `memory` [S, M] is the memory before them.
         """
         if self._memory is None:
             return
@@ -277,12 +258,7 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
-        """Replace all rows by the rows that `state_dict` returned.
-
-        Raises:
-            KeyError, ValueError: The columns of `state` are not the columns of this replay, or
-                `state` has more rows than `capacity`.
-        """
+        """Replace all rows by the rows that `state_dict` returned, with the errors of `extend`."""
         self.clear()
         self.extend(state)
 

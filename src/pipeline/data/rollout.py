@@ -171,17 +171,19 @@ class Trajectories:
         Args:
             slots: [N] slots, each at most once.
             obs: one array [N, *shape] for each observation of the behavior.
-            fields: arrays [N, ...] of every field except the reward; other keys are ignored.
-
-        Raises:
-            KeyError: A field is missing.
+            fields: arrays [N, ...] of every field except the reward; other keys are ignored. A
+                missing field is a KeyError.
         """
         at = self._cursor[slots]
         for block, values in zip(self._open.obs, obs, strict=True):
             block[slots, at] = values
         for name, block in self._open.fields.items():
             if name in self._sparse:
-                self._write_sparse(name, slots, at, fields[name])
+                # A sparse field is stored at the first row of each sequence only.
+                number, rest = np.divmod(at, self._sparse[name].every)
+                values, is_kept = fields[name], rest == 0
+                if is_kept.any():
+                    block[slots[is_kept], number[is_kept]] = values[is_kept]
             elif name != "reward":
                 block[slots, at] = fields[name]
         self._waiting[slots] = True
@@ -359,13 +361,6 @@ class Trajectories:
         self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0
         return ClosedTrajectories(obs=rows, n_rows=len(rows[0]))
-
-    def _write_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
-        # A sparse field is stored at the first row of each sequence only: at a multiple of `every`.
-        number, rest = np.divmod(at, self._sparse[name].every)
-        is_kept = rest == 0
-        if is_kept.any():
-            self._open.fields[name][slots[is_kept], number[is_kept]] = values[is_kept]
 
     def _block(self, spec: Field, n_slots: int) -> AnyArray:
         n_rows = -(-self.horizon // (spec.every or 1))

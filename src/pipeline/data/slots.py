@@ -64,7 +64,13 @@ class Slots:
             slots = last[1]
         else:
             slots = self._look_up(source, agent_ids)
-            _refuse_duplicates(source, agent_ids)
+            sorted_ids = np.sort(agent_ids)
+            duplicates = np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])
+            if len(duplicates):
+                raise UnityEnvironmentException(
+                    f"agent {sorted_ids[duplicates[0]]} of {source} asks for two decisions in one "
+                    "message; an environment must give each of its agents a different id"
+                )
             self._last[source] = (ids, slots)
         # A new source begins at the clock's value: if it began at 0, its messages would not advance
         # the clock for a long time.
@@ -91,21 +97,17 @@ class Slots:
         """Free all slots of the sources for which `gone` returns True; return these slots [K]."""
         freed = []
         for source in [source for source in self._by_source if gone(source)]:
-            freed.append(
-                self._keep(source, np.zeros(len(self._ids_and_slots(source)[0]), dtype=np.bool_))
-            )
+            ids, _ = self._by_source[source]
+            freed.append(self._keep(source, np.zeros(len(ids), dtype=np.bool_)))
             del self._by_source[source]
             self._sent.pop(source, None)
         self._last = {source: last for source, last in self._last.items() if not gone(source)}
         return _concatenated(freed)
 
     def sweep(self) -> AnyArray:
-        """Free the slots of agents that were in none of the last 1,000 messages, if a sweep is due.
+        """Free and return the slots [K] of agents that were in none of the last 1,000 messages.
 
         A sweep is due when the number of taken slots has doubled since the last sweep.
-
-        Returns:
-            The freed slots [K].
         """
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
@@ -215,16 +217,6 @@ class Slots:
         if self.n_slots > len(self._heard):
             self._heard = enlarged(self._heard, 2 * self.n_slots)
         return slots
-
-
-def _refuse_duplicates(source: Hashable, agent_ids: IntArray) -> None:
-    ids = np.sort(agent_ids)
-    duplicates = np.flatnonzero(ids[1:] == ids[:-1])
-    if len(duplicates):
-        raise UnityEnvironmentException(
-            f"agent {ids[duplicates[0]]} of {source} asks for two decisions in one message; an "
-            "environment must give each of its agents a different id"
-        )
 
 
 def _concatenated(parts: Sequence[AnyArray]) -> AnyArray:

@@ -63,9 +63,8 @@ _CONSTANTS = (
 )
 _NONE = np.empty(0)
 _OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
+# A model may compute at most this number of values for one agent; policies compute a few million.
 _MOST_NUMBERS = 1 << 26
-"""Largest number of values that a model may compute for one agent; policies compute a few million.
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,10 +119,8 @@ def check_model(
 ) -> list[Finding]:
     """Return everything that Unity's loader would report for a model.
 
-    Args:
-        source: the model or its file.
-        spec: specification of the behavior; None leaves out checks that need the behavior.
-        deterministic: whether the agent has "Deterministic inference" ticked.
+    Without `spec`, checks that need the behavior are left out; `deterministic` says whether the
+    agent has "Deterministic inference" ticked.
 
     Raises:
         ExportError: The file cannot be read as ONNX.
@@ -145,9 +142,7 @@ def check_model(
     if spec is not None:
         findings += (_v3_observations if is_v3 else _v2_observations)(model, spec)
         findings += _actions(model, spec, is_v3=is_v3)
-    return sorted(
-        findings, key=lambda found: (int(found.rule) if found.rule.isdigit() else 100, found.rule)
-    )
+    return sorted(findings, key=lambda x: (int(x.rule) if x.rule.isdigit() else 100, x.rule))
 
 
 def _stopping_finding(model: _Model) -> Finding | None:
@@ -354,10 +349,8 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     # The batch axis is symbolic and has size 0 here; it counts as 1, for one agent.
     total = sum(prod(max(size, 1) for size in shape) for shape in shapes)
     if total > _MOST_NUMBERS:
-        yield _error(
-            "publish-size",
-            f"the model computes {total} values for one agent, more than {_MOST_NUMBERS}",
-        )
+        text = f"the model computes {total} values for one agent, more than {_MOST_NUMBERS}"
+        yield _error("publish-size", text)
 
 
 def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
@@ -372,8 +365,8 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for name, info in (given | batched).items():
         if info.shape[:1] != (_BATCH_AXIS,):
             yield _error("publish-batch", f"{name} has shape {list(info.shape)}, not [batch, …]")
-    observed = filter(_OBSERVED.match, given)
-    types |= dict.fromkeys([*observed, "action_masks", "recurrent_in", "recurrent_out"], "float32")
+    floats = [*filter(_OBSERVED.match, given), "action_masks", "recurrent_in", "recurrent_out"]
+    types |= dict.fromkeys(floats, "float32")
     for name, info in (given | declared).items():
         dtype = types.get(name.removeprefix("deterministic_"), info.dtype)
         if info.dtype != dtype:
@@ -383,10 +376,8 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
             yield _error("publish-constant", f"constant {name} is {value.dtype}, not float32")
         # Models that were saved without a memory size have -1 as `memory_size`.
         elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
-            yield _error(
-                "publish-constant",
-                f"constant {name} is {value.tolist()}, not whole numbers from -1",
-            )
+            text = f"constant {name} is {value.tolist()}, not whole numbers from -1"
+            yield _error("publish-constant", text)
 
 
 def _action_rules(described: ModelDescription) -> Iterator[Finding]:
@@ -394,19 +385,15 @@ def _action_rules(described: ModelDescription) -> Iterator[Finding]:
     branches = described.discrete_branches
     masks = described.inputs.get("action_masks")
     if branches and masks is not None and masks.shape[1:] != (sum(branches),):
-        yield _error(
-            "publish-masks",
-            f"action_masks has shape {list(masks.shape)}, not [batch, {sum(branches)}]",
-        )
+        text = f"action_masks has shape {list(masks.shape)}, not [batch, {sum(branches)}]"
+        yield _error("publish-masks", text)
     if described.version == OLDEST_VERSION:
         return  # models of version 2 may declare any shape
     widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
     for kind, width in widths.items():
         if width and kind not in described.outputs:
-            yield _error(
-                "publish-actions",
-                f"there is no output {kind}, but the constants give it a size of {width}",
-            )
+            text = f"there is no output {kind}, but the constants give it a size of {width}"
+            yield _error("publish-actions", text)
         for name in (kind, f"deterministic_{kind}"):
             declared = described.outputs.get(name)
             if declared is not None and declared.shape[1:] != (width,):
@@ -416,48 +403,39 @@ def _action_rules(described: ModelDescription) -> Iterator[Finding]:
 
 def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
     """Check the shapes of the memory's input and output, which only models with memory have."""
-    names, size = ("recurrent_in", "recurrent_out"), described.memory_size
-    tensors = (described.inputs.get(names[0]), described.outputs.get(names[1]))
-    for name, tensor in zip(names, tensors, strict=True):
-        if size > 0 and tensor is not None and tensor.shape[1:] != (1, size):
-            yield _error(
-                "publish-memory", f"{name} has shape {list(tensor.shape)}, not [batch, 1, {size}]"
-            )
-        if size == 0 and tensor is not None:
-            yield _error("publish-memory", f"there is {name}, but memory_size is 0")
+    size = described.memory_size
+    for name, tensors in (("in", described.inputs), ("out", described.outputs)):
+        tensor = tensors.get(f"recurrent_{name}")
+        if tensor is not None and size > 0 and tensor.shape[1:] != (1, size):
+            text = f"recurrent_{name} has shape {list(tensor.shape)}, not [batch, 1, {size}]"
+            yield _error("publish-memory", text)
+        if tensor is not None and size == 0:
+            yield _error("publish-memory", f"there is recurrent_{name}, but memory_size is 0")
 
 
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Check the operators and their attributes, and that every input is used."""
-    unknown = sorted(
-        # An operator of another domain is refused even if it has a known name, which may mean
-        # something else in that domain.
-        {n.op_type for n in model.graph.node if n.domain}
-        | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
-    )
+    # An operator of another domain is refused even if it has a known name, which may mean something
+    # else in that domain.
+    nodes = model.graph.node
+    unknown = sorted({n.op_type for n in nodes if n.domain or n.op_type not in SAFE_OPERATORS})
     if unknown:
         yield _error("publish-operators", f"operators that Unity may not support: {unknown}")
-    for node in model.graph.node:
-        attrs = {attr.name: attr for attr in node.attribute}
-        if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
-            # ONNX Runtime aborts the whole process at a scale that is not positive.
-            yield _error(
-                "publish-operators",
-                f"RandomNormalLike has scale {attrs['scale'].f}, which must be above 0",
-            )
+    for node in nodes:
         for attr in node.attribute:
+            text, kind = "", (node.op_type, attr.name)
             flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
             # An infinite bound of Clip means no bound, so it is no fault.
             if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
-                yield _error(
-                    "publish-operators",
-                    f"{node.op_type} has {attr.name} {flaws[0]}, which must be finite",
-                )
-        if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:
-            yield _error(
-                "publish-operators", f"Multinomial has sample_size {attrs['sample_size'].i}, not 1"
-            )
-    used = {name for node in model.graph.node for name in node.input}
+                text = f"{node.op_type} has {attr.name} {flaws[0]}, which must be finite"
+            # ONNX Runtime aborts the whole process at a scale that is not positive.
+            elif kind == ("RandomNormalLike", "scale") and not attr.f > 0.0:
+                text = f"RandomNormalLike has scale {attr.f}, which must be above 0"
+            elif kind == ("Multinomial", "sample_size") and attr.i != 1:
+                text = f"Multinomial has sample_size {attr.i}, not 1"
+            if text:
+                yield _error("publish-operators", text)
+    used = {name for node in nodes for name in node.input}
     unused = [name for name in inputs(model) if name not in used]
     if unused:
         yield _error("publish-unused-input", f"inputs that no operator reads: {unused}")

@@ -79,7 +79,7 @@ class ModelDescription:
     meanings: dict[str, str]
     """Meanings of tensors in the file's metadata, by name; texts of any length."""
     spaces: str = ""
-    """Spaces of the environment, from the file's metadata; empty if the metadata has no spaces."""
+    """Spaces of the environment, from the file's metadata; empty without them."""
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:

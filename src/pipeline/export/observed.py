@@ -20,9 +20,8 @@ _IMAGE = ", an image channels first from 0 to 1"
 class EnvironmentForm:
     """Converts between the spaces of a Gymnasium or PettingZoo environment and a policy's arrays.
 
-    Args:
-        text: both spaces, as `space_text.to_text` wrote them into the policy's file.
-        where: name of the policy in messages.
+    Both spaces are in `text`, as `space_text.to_text` wrote them into the policy's file; `where` is
+    the name of the policy in messages.
 
     Raises:
         ExportError: `to_text` did not write this text.
@@ -48,11 +47,9 @@ class EnvironmentForm:
     ) -> tuple[DecisionSteps, bool]:
         """Return N agents that ask for a decision, and whether `observation` had an axis N.
 
-        Args:
-            observation: the observation of one environment, or of N vectorized environments.
-            action_mask: 1 where allowed, as `action_space.sample` takes it, for each environment;
-                None for the observation's own mask.
-            agent_id: int [N]; None for 0 to N - 1.
+        `observation` comes from one environment, or from N vectorized environments. In
+        `action_mask`, as in the argument of `action_space.sample`, 1 is allowed; None means the
+        observation's own mask. Without `agent_id` the agents are 0 to N - 1.
 
         Raises:
             PipelineError: The observation or the mask does not fit its space.

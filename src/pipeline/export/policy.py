@@ -112,11 +112,8 @@ class OnnxPolicy:
             self._memories.pop(agent, None)
 
     def _output_names(self, deterministic: bool) -> list[str]:
-        names = []
-        if self.description.continuous_size:
-            names.append("continuous_actions")
-        if self.description.discrete_branches:
-            names.append("discrete_actions")
+        names = ["continuous_actions"] if self.description.continuous_size else []
+        names += ["discrete_actions"] if self.description.discrete_branches else []
         # Old files with one kind of action have an output `action`. It is read, because the output
         # that is named by the kind may be missing, or may have one branch too few.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
@@ -212,15 +209,12 @@ class OnnxPolicy:
             raise ExportError(f"{self._name}: the output {name} {flaw}; export the policy again")
 
     def _actions(self, result: dict[str, AnyArray], n_agents: int) -> ActionTuple:
-        sizes = {
-            "continuous": self.description.continuous_size,
-            "discrete": len(self.description.discrete_branches),
-        }
-        parts = {kind: np.zeros((n_agents, size)) for kind, size in sizes.items()}
-        for name, values in result.items():
-            if name.endswith("_actions"):
-                parts["discrete" if "discrete" in name else "continuous"] = values
-        return ActionTuple(parts["continuous"], parts["discrete"])
+        by_kind = {name.removeprefix("deterministic_"): array for name, array in result.items()}
+        sizes = self.description.continuous_size, len(self.description.discrete_branches)
+        names = ("continuous_actions", "discrete_actions")
+        return ActionTuple(
+            *(by_kind.get(k, np.zeros((n_agents, n))) for k, n in zip(names, sizes, strict=True))
+        )
 
 
 def _in_old_layout(obs: Sequence[FloatArray]) -> dict[str, FloatArray]:

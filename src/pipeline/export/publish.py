@@ -43,10 +43,7 @@ MASK_DRAWS = 1000
 # fixed batch axis is detected.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
-_FLOATS = {
-    CONTINUOUS: "the trained policy's action",
-    RECURRENT_OUT: "the trained policy's memory",
-}
+_FLOATS = {CONTINUOUS: "the trained policy's action", RECURRENT_OUT: "the trained policy's memory"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +102,15 @@ def record(
 
     from pipeline.algos.rows import tensors
 
-    n_rows, actions = _n_rows(policy, obs), policy.spec.action_spec
+    shapes, lengths = [spec.shape for spec in policy.spec.observation_specs], set(map(len, obs))
+    if [values.shape[1:] for values in obs] != shapes or len(lengths) != 1 or 0 in lengths:
+        raise ExportError(
+            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}; "
+            "they must be arrays [rows, *shape] of the shapes "
+            f"{[list(shape) for shape in shapes]} with the same number of rows, at least one; "
+            "record them with this behavior"
+        )
+    (n_rows,), actions = lengths, policy.spec.action_spec
     feeds = {f"obs_{i}": np.asarray(values, dtype=np.float32) for i, values in enumerate(obs)}
     inputs, allowed = tensors(list(feeds.values()), torch.device("cpu")), None
     if actions.discrete_size:
@@ -121,15 +126,14 @@ def record(
     outputs = _outputs(policy, inputs, allowed)
     # The outputs of a copy in float64 show the rounding of float32.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
+    # Choices are not rounded; the logits tell how close the choices were.
     rounding = {
         name: float(np.abs(values - exact[name]).max())
         for name, values in outputs.items()
-        # Choices are not rounded; the logits tell how close the choices were.
         if name != DISCRETE
     }
-    expected = {
-        name: outputs[name] for name in (CONTINUOUS, RECURRENT_OUT, DISCRETE) if name in outputs
-    }
+    names = (CONTINUOUS, RECURRENT_OUT, DISCRETE)
+    expected = {name: outputs[name] for name in names if name in outputs}
     if policy.memory_size:
         # Each step's memory is the output of the step before; the first step has zeros.
         before = np.zeros_like(expected[RECURRENT_OUT][:1])
@@ -175,19 +179,6 @@ def _carried(policy: Policy, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         outputs.append(hidden)
         memories.append(memory)
     return torch.cat(outputs), torch.stack(memories)
-
-
-def _n_rows(policy: Policy, obs: Sequence[FloatArray]) -> int:
-    expected = [spec.shape for spec in policy.spec.observation_specs]
-    n_rows = {len(values) for values in obs}
-    if [values.shape[1:] for values in obs] != expected or len(n_rows) != 1 or 0 in n_rows:
-        raise ExportError(
-            f"export: recorded observations have shapes {[list(array.shape) for array in obs]}; "
-            "they must be arrays [rows, *shape] of the shapes "
-            f"{[list(shape) for shape in expected]} with the same number of rows, at least one; "
-            "record them with this behavior"
-        )
-    return n_rows.pop()
 
 
 def build_model(policy: Policy) -> onnx.ModelProto:
@@ -308,8 +299,7 @@ class _Check:
     def same_actions(self) -> int:
         """Compare the outputs for all rows; return the number of ties (see `_discrete_ties`).
 
-        The rows are given in large chunks, the first rows also in small batches. A recurrent policy
-        is also compared step by step.
+        A recurrent policy is also compared step by step.
         """
         ties = 0
         for rows, is_first_pass in self._batches():
@@ -317,12 +307,8 @@ class _Check:
             n_ties = self._compare(self._run(feeds), rows, feeds)
             # Ties are counted once per row, although small batches repeat rows.
             ties += n_ties if is_first_pass else 0
-        if RECURRENT_IN in self._feeds:
-            self._carry_on()
-        return ties
-
-    def _carry_on(self) -> None:
-        """Compare the actions of a recurrent policy step by step."""
+        if RECURRENT_IN not in self._feeds:
+            return ties
         # Each step gets the memory that the model returned at the previous step. With the recorded
         # memories, an error that grows from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
@@ -332,6 +318,7 @@ class _Check:
             result = self._run(feeds)
             self._compare(result, np.array([row]), feeds)
             memory = result[RECURRENT_OUT]
+        return ties
 
     def _run(self, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
         names = [*self._expected, *self._logits]
@@ -340,10 +327,7 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs that differ from the recorded outputs; return the number of ties.
-
-        `_discrete_ties` says what a tie is.
-        """
+        """Refuse outputs that differ from the recorded outputs; return the number of ties."""
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
@@ -380,10 +364,7 @@ class _Check:
                     self._fail(name, int(rows[row]), int(branch), *values, what)
 
     def _batches(self) -> Iterator[tuple[AnyArray, bool]]:
-        """Yield row numbers of large chunks (True), then of small batches (False).
-
-        The small batches have only the first rows.
-        """
+        """Yield row numbers of large chunks (True), then of small batches of first rows (False)."""
         for start in range(0, self.n_rows, _CHUNK):
             yield np.arange(start, min(start + _CHUNK, self.n_rows)), True
         for size in _BATCH_SIZES:

@@ -134,17 +134,13 @@ class ActionHeads(nn.Module):
             # Each branch gives a column [B, 1]; the columns are joined below.
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
             entropies.append(categorical_entropy(branch))
-        discrete = (
-            torch.stack(chosen, dim=1)
-            if chosen
-            else hidden.new_zeros((hidden.shape[0], 0), dtype=torch.int64)
-        )
+        none = hidden.new_zeros((hidden.shape[0], 0), dtype=torch.int64)
         return Sample(
             continuous=continuous,
             in_range=self.to_environment(continuous),
-            discrete=discrete,
+            discrete=torch.stack(chosen, dim=1) if chosen else none,
             log_prob=log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1),
-            entropy=entropies[0] if len(entropies) == 1 else _sum(entropies),
+            entropy=sum(entropies[1:], entropies[0]),
         )
 
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,10 +161,7 @@ class ActionHeads(nn.Module):
     def evaluate(
         self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return log probabilities [B, A + branches] of given actions, and the mean entropy.
-
-        The mean entropy is a scalar.
-        """
+        """Return log probabilities [B, A + branches] of given actions, and the mean entropy."""
         log_probs, entropies = [], []
         if self.mu is not None:
             mu, log_sigma = self.gaussian(hidden)
@@ -178,7 +171,7 @@ class ActionHeads(nn.Module):
             log_probs.append(branch.gather(1, discrete[:, number : number + 1]))
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
-        entropy = _sum(entropies)
+        entropy = sum(entropies[1:], entropies[0])
         # A Gaussian's entropy is one number for all rows, but a branch's entropy differs by row.
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
@@ -226,8 +219,7 @@ class ActionHeads(nn.Module):
             # Multinomial takes logarithms of probabilities, which may be unnormalised:
             # https://onnx.ai/onnx/operators/onnx__Multinomial.html.
             log_p = graph.node("Log", [p])
-            drawn = graph.node("Multinomial", [log_p], dtype=INT64, sample_size=1)
-            sampled.append(drawn)
+            sampled.append(graph.node("Multinomial", [log_p], dtype=INT64, sample_size=1))
             best.append(graph.node("ArgMax", [p], axis=1, keepdims=1))
         graph.concat(sampled, "discrete_actions")
         graph.output("discrete_actions", np.int64, (len(sizes),))
@@ -248,13 +240,6 @@ def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
     allowed = graph.node("Mul", [logits, mask])
     penalty = graph.node("Mul", [forbidden, graph.scalar(-FORBIDDEN)])
     return graph.node("Sub", [allowed, penalty])
-
-
-def _sum(terms: Sequence[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 class Actor(nn.Module):

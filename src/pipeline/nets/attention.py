@@ -45,13 +45,10 @@ def is_padding(entities: Tensor) -> Tensor:
 
 
 class ResidualSelfAttention(nn.Module):
-    """Self-attention of embeddings in a residual block, and the mean of the results.
+    """Self-attention of embeddings [`size`] in a residual block, and the mean of the results.
 
     Scores are divided by the root of the embedding size, not of a head's size (arXiv 1706.03762,
     equation 1), because ML-Agents does so, and its models and settings are tuned to this scale.
-
-    Args:
-        size: size of an embedding, a multiple of the number of heads.
     """
 
     def __init__(self, size: int) -> None:
@@ -100,19 +97,12 @@ class ResidualSelfAttention(nn.Module):
         """Add the attention results [batch, n, size] of n entities `x` to the ONNX graph."""
         shape = (-1, n, N_HEADS, self.size // N_HEADS)
         heads = graph.constant(np.array(shape), "entities.heads")
-        layers = {"query": self.query, "key": self.key, "value": self.value}
-        query, key, value = (
-            graph.node(
-                "Transpose",
-                [
-                    graph.node(
-                        "Reshape", [_linear_per_entity(graph, layer, x, f"entities.{name}"), heads]
-                    )
-                ],
-                perm=[0, 2, 1, 3],
-            )
-            for name, layer in layers.items()
-        )
+        parts = []
+        for name in ("query", "key", "value"):
+            part = _linear_per_entity(graph, getattr(self, name), x, f"entities.{name}")
+            part = graph.node("Reshape", [part, heads])
+            parts.append(graph.node("Transpose", [part], perm=[0, 2, 1, 3]))
+        query, key, value = parts
         # Importers of inference engines merge two adjacent transpositions incorrectly. The two
         # nodes between the transpositions prevent this; they subtract 1 and add it again.
         one = graph.scalar(1.0)
@@ -178,9 +168,8 @@ def softmax_short(scores: Tensor) -> Tensor:
 class EntityEncoder(nn.Module):
     """Encodes all variable-length observations of an agent as one vector [B, 128].
 
-    Args:
-        own_size: size of the agent's other encoded observations, 0 if there are none.
-        entity_sizes: size of an entity of each variable-length observation.
+    `own_size` is the size of the agent's other encoded observations, 0 if there are none;
+    `entity_sizes` are the sizes of an entity of each variable-length observation.
     """
 
     def __init__(self, own_size: int, entity_sizes: Sequence[int]) -> None:
@@ -214,11 +203,10 @@ class EntityEncoder(nn.Module):
         return result
 
     def _embed(self, layer: nn.Linear, code: Tensor | None, entities: Tensor) -> Tensor:
-        """Return the embeddings [B, N, 128] of entities.
+        """Return [B, N, 128]: the Swish of a dense layer that reads `code` and each entity.
 
-        An embedding is the Swish of a dense layer that reads `code`, the encoding of the agent's
-        other observations, and the entity. The product with `code` is computed once for all
-        entities.
+        `code` is the encoding of the agent's other observations; the product with it is computed
+        once for all entities.
         """
         weight, bias, k = layer.weight, layer.bias, self.own_width
         # W [code, e] = W_code code + W_e e: the columns of W for the code come first.

@@ -112,9 +112,8 @@ class NormalizedLayers(nn.Module):
     def in_training(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map [B, n_in] to [B, output_size], normalised by the minibatch's statistics.
 
-        Returns:
-            The output [B, output_size], and the statistics [2, n] for `observe`: the minibatch's
-            means and inverse standard deviations.
+        The second result has these statistics [2, n] for `observe`: means and inverse standard
+        deviations.
         """
         y, last, statistics = self.unscaled(x)
         return y if last is None else torch.addcmul(last[1], y, last[0]), statistics
@@ -189,11 +188,8 @@ class NormalizedLayers(nn.Module):
     def folded(self, heads: Sequence[Dense]) -> list[Dense]:
         """Return dense layers that compute `forward` and then `heads`, by the running statistics.
 
-        Args:
-            heads: dense layers that read the output of these layers.
-
-        Returns:
-            The dense layers without their activation functions, and then the heads.
+        They are the dense layers without their activation functions, and then the heads, which read
+        the output of these layers.
         """
         # With the running statistics, each normalisation is x * scale + shift.
         own_scales, own_shifts = (torch.cat(parts) for parts in zip(*self._affine, strict=True))
@@ -317,11 +313,7 @@ def _head_layers(heads: SquashedHeads) -> list[nn.Linear]:
 class NormalizedCritic(nn.Module):
     """Action values from layers with batch normalisation; with branches, a value for each choice.
 
-    Args:
-        spec: specification of the behavior.
-        settings: settings of the network.
-        n_atoms: number of outputs for each value.
-        is_before: see `NormalizedLayers`.
+    Each value has `n_atoms` outputs; for `is_before` see `NormalizedLayers`.
     """
 
     def __init__(
@@ -344,13 +336,9 @@ class NormalizedCritic(nn.Module):
     def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
         """Return the arguments of `values`, and the statistics by which features are normalised.
 
-        Args:
-            obs: [B, *shape] per observation, normalised.
-            continuous: [B, A] actions in -1..1; A may be 0.
-
-        Returns:
-            Hidden vectors [B, H], the dense layer after them, and the minibatch's statistics; see
-            `NormalizedLayers.in_training`.
+        They are hidden vectors [B, H], the dense layer after them, and the minibatch's statistics
+        as in `NormalizedLayers.in_training`, for normalised observations and actions [B, A] in
+        -1..1.
         """
         x = torch.cat((self.body(obs), continuous), dim=1)
         hidden, last, statistics = self.layers.unscaled(x)

@@ -19,10 +19,7 @@ FORBIDDEN = -1e8
 def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
     """Return the log density of each action component [B, A], not summed.
 
-    Args:
-        action: [B, A] drawn actions.
-        mu: [B, A] means.
-        log_sigma: [1, A] for all rows, or [B, A].
+    Actions and means are [B, A]; `log_sigma` is [1, A] for all rows, or [B, A].
     """
     # The log density is -z^2 / 2 - log sigma - log(2 pi) / 2; z needs one exponential, but no
     # division by sigma.
@@ -38,10 +35,7 @@ def gaussian_entropy(log_sigma: Tensor) -> Tensor:
 def flat_actions(continuous: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
     """Return actions as vectors [B, A + sum of branch sizes], choices as one-hot vectors.
 
-    Args:
-        continuous: [B, A] continuous actions.
-        discrete: int64 [B, branches] choices.
-        branches: size of each branch.
+    `continuous` are [B, A], `discrete` int64 [B, branches], and `branches` the sizes of branches.
     """
     # `one_hot` gives int64, but networks read float32.
     choices = [
@@ -59,9 +53,7 @@ def to_environment(action: Tensor) -> Tensor:
 def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
     """Return log probabilities [B, L] of a branch's choices; forbidden choices have about -1e8.
 
-    Args:
-        logits: [B, L] outputs of the network.
-        allowed: bool [B, L]; None if every choice is allowed.
+    `logits` [B, L] are outputs of the network; `allowed` is bool [B, L], None for every choice.
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, FORBIDDEN)
@@ -76,9 +68,7 @@ def categorical_entropy(log_probs: Tensor) -> Tensor:
 def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
     """Return scores [B, L]; the argmax of a row is a choice, drawn with the row's probabilities.
 
-    Args:
-        log_probs: [B, L] log probabilities.
-        exponential: [B, L] exponential random numbers.
+    Log probabilities and exponential random numbers are [B, L].
     """
     # This is the Gumbel-max trick: minus the logarithm of an exponential variable is a Gumbel
     # variable (Maddison et al. 2014, arXiv 1411.0030).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from pipeline.errors import SettingsError
 from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.layers import ACTIVATIONS, DenseLayers, RunningNormalizer
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.nets.vision import VisualEncoder, observation_encoder
+from pipeline.nets.vision import observation_encoder
 from pipeline.settings.trainer.schema import NetworkSettings
 
 # Largest number of distinct goals in a batch for which generated weights are shared by rows.
@@ -89,19 +89,17 @@ class HyperLayer(nn.Module):
         the goal is a trained encoding of an image, every row needs its own derivative, so weights
         are computed for each row.
         """
-        y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
+        y = None if goal.requires_grad else self._per_distinct(x, goal)
+        if y is None:
+            y = torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
         return ACTIVATIONS[self.activation](y + self.bias)
 
-    def _per_row(self, x: Tensor, goal: Tensor) -> Tensor:
-        return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
-
-    def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
+    def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor | None:
+        """Multiply x [B, n_in] by the weights of each distinct goal; None if there are many."""
         # `goal_of_row` [B] is the index of each row's goal among the distinct goals.
         distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
-        # The code below multiplies each row by the weights of each goal; with many goals, most of
-        # these products would not be used.
         if len(distinct) > FEW_GOALS:
-            return self._per_row(x, goal)
+            return None
         # `side_by_side` [n_in, goals * n_out] has all goals' weights: one product serves all rows.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
@@ -156,20 +154,15 @@ class ObservationEncoder(nn.Module):
         for index, spec in enumerate(specs):
             if len(spec.shape) == 3 or (settings.encoder and len(spec.shape) == 1):
                 kind = settings.encoder or settings.vis_encode_type
-                self.encoders[str(index)] = cast(
-                    "nn.Module", observation_encoder(kind, spec.shape, encoded)
-                )
+                self.encoders[str(index)] = observation_encoder(kind, spec.shape, encoded)
                 widths[index] = encoded
             elif len(spec.shape) == 1:
                 widths[index] = spec.shape[0]
             else:
                 _refuse_unless_entities(index, spec)
                 self.entities.append(index)
-        self.goals = [
-            index
-            for index in widths
-            if specs[index].observation_type == ObservationType.GOAL_SIGNAL
-        ]
+        kinds = {index: specs[index].observation_type for index in widths}
+        self.goals = [i for i, kind in kinds.items() if kind == ObservationType.GOAL_SIGNAL]
         # With goal_conditioning_type `none`, a goal is an ordinary input.
         hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
         n_in = sum(widths.values())
@@ -208,11 +201,10 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return the features of observations, and the goal.
+        """Return the input [B, n] of the dense layers, without the actions, and the goal.
 
-        Returns:
-            The input [B, n] of the dense layers, without the actions; and the goal observations
-            [B, goal_size] from which the HyperLayer computes its weights, None without HyperLayer.
+        The goal observations [B, goal_size] are those from which the HyperLayer computes its
+        weights; None without HyperLayer.
         """
         parts = list(obs)
         for index, encoder in self.encoders.items():
@@ -227,11 +219,9 @@ class ObservationEncoder(nn.Module):
         return joined, torch.cat([parts[i] for i in self.goals], dim=1)
 
     def head(self, joined: Tensor, goal: Tensor | None) -> Tensor:
-        """Return hidden vectors [B, hidden_units] from the results of `features` and actions.
+        """Return hidden vectors [B, hidden_units] from `joined` [B, n + n_actions] and the goal.
 
-        Args:
-            joined: [B, n + n_actions] features, then actions.
-            goal: [B, goal_size]; None if there is no HyperLayer.
+        `joined` are the features, then the actions; both are results of `features`.
         """
         hidden: Tensor = self.dense(joined)
         if self.hyper is not None:
@@ -242,10 +232,9 @@ class ObservationEncoder(nn.Module):
         """Add the operators of `forward` to `graph`; return the name of their result."""
         # `obs` is a generator, so that an observation's normaliser and encoder are adjacent in the
         # graph.
+        encoders: dict[str, Any] = dict(self.encoders.items())
         parts = [
-            cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
-            if str(i) in self.encoders
-            else x
+            encoders[str(i)].to_onnx(graph, x) if str(i) in encoders else x
             for i, x in enumerate(obs)
         ]
         joined = [x for i, x in enumerate(parts) if i not in self.entities]

@@ -21,12 +21,7 @@ from torch import Tensor, nn
 
 from pipeline.core.arrays import AnyArray, BoolArray
 from pipeline.core.specs import BehaviorSpec
-from pipeline.nets.attention import (
-    FORBIDDEN,
-    WEIGHT_VARIANCE,
-    ResidualSelfAttention,
-    normal_linear,
-)
+from pipeline.nets.attention import FORBIDDEN, WEIGHT_VARIANCE, ResidualSelfAttention, normal_linear
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseLayers, dense, signal_heads
 from pipeline.settings.trainer.schema import NetworkSettings
@@ -172,13 +167,8 @@ class GroupCritic(nn.Module):
         """Return the estimates [K, signals] that `groups.wanted` lists: values and baselines.
 
         A value is computed from the observations of all members; a member's baseline from its
-        observation, and the observations and actions of its mates.
-
-        Args:
-            obs: [V, *shape] per observation, normalised.
-            memory: [V, M] memories of the members; None without memory.
-            actions: [V, flat] actions of the members; None if no baselines are wanted.
-            groups: the groups of the members.
+        observation, and the observations and actions of its mates. Observations [V, *shape] are
+        normalised, memories are [V, M], and actions [V, flat], or None if no baselines are wanted.
         """
         # `code` [V, n] has each member once, for all sets that the member is in.
         code = self.encoder(obs)
@@ -201,18 +191,13 @@ class GroupCritic(nn.Module):
     def _pool(self, x: Tensor, groups: GroupLayout) -> Tensor:
         """Return the mean attention result [K, H] of each set for which an estimate is wanted.
 
-        Args:
-            x: [1, V, H] embeddings of observations, or [2, V, H] with embeddings of observations
-                and actions.
-            groups: the groups of the members.
+        `x` [1, V, H] are embeddings of observations, or [2, V, H] also of observations and actions.
         """
         N, attention, partial = groups.size, self.attention, groups.partial
         if partial is None:
             x, query, key, value = attention.project(_side_by_side(x, groups))
         else:  # members are placed after the projection, so that absent members are not projected
-            x, query, key, value = (
-                _side_by_side(tensor, groups) for tensor in attention.project(x)
-            )
+            x, query, key, value = (_side_by_side(y, groups) for y in attention.project(x))
         scores = attention.scores(query, key)
         embedding_of_place = None
         if groups.wanted is not None:
@@ -241,10 +226,7 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return 2 n / N - 1 [K, 1], where n is the size of each estimate's group.
-
-        N is the size of the largest group seen.
-        """
+        """Return 2 n / N - 1 [K, 1] for each estimate's group of n, with N in the largest group."""
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
@@ -269,14 +251,11 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 
 
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
-    """Return, for each set of a group, the indices of the set's N embeddings.
+    """Return, for each set of a group, the indices of the set's N embeddings, int64 [1 + N, N].
 
-    A group has 2 N embeddings: first the embeddings of its N members from the layer `seen`
-    (observations), then those from the layer `done` (observations and actions).
-
-    Returns:
-        int64 [1 + N, N]: for the value, the embeddings of all members from `seen`; then for each
-        member's baseline, the member's embedding from `seen`, and its mates' from `done`.
+    A group has 2 N embeddings: those of its N members from the layer `seen`, then from `done`. The
+    value's set has all members' from `seen`; a baseline's set the member's own from `seen`, and its
+    mates' from `done`.
     """
     member = torch.arange(N, device=device)
     of_baselines = torch.where(torch.eye(N, dtype=torch.bool, device=device), 0, N) + member
@@ -284,11 +263,9 @@ def _sets(N: int, device: torch.device | None = None) -> Tensor:
 
 
 def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the queries of all sets of a group with N members, and the mask of forbidden keys.
+    """Return the indices of all sets' queries, int64 [(1 + N) N], and the mask of forbidden keys.
 
-    Returns:
-        int64 [(1 + N) N] indices of the embeddings that are queries, set after set; and the mask
-        [(1 + N) N, 2 N] to add to scores, which is 0 for a key in the query's set.
+    The mask [(1 + N) N, 2 N] is added to scores; it is 0 for a key in the query's set.
     """
     embedding_of_place = _sets(N, like.device)
     # Each set's row is repeated for its N members, because they attend to the same keys.

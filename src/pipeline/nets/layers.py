@@ -261,16 +261,11 @@ class RunningNormalizer(nn.Module):
 
 
 def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
-    """Return the mean [size] of a normaliser's imagined row.
+    """Return the mean [size] of a normaliser's imagined row, from n first rows.
 
     The mean is 0 if 0 is within 5 standard deviations of the first rows, or else the mean of these
     rows. In the first case the imagined row raises the variance of n rows by less than 25 / n of
-    the variance.
-
-    Args:
-        n: number of the first rows.
-        mean: [size] mean of the first rows.
-        squared: [size] sum of the squared deviations of the first rows.
+    the variance. `squared` [size] is the sum of the squared deviations of the first rows.
     """
     # This is the deviation of n + 1 rows, of which the imagined row has squared deviation 1.
     deviation = square_root((squared + 1.0) / (n + 1))

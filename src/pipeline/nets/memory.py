@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,8 @@ class SequenceState:
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
         """Return the sequences with the first `n` numbers of each memory, and with the rest."""
-        memory, rest = self.memory[:, :n], self.memory[:, n:]
-        lengths = self.lengths
-        return SequenceState(memory=memory, lengths=lengths), SequenceState(
-            memory=rest, lengths=lengths
-        )
+        first, rest = self.memory[:, :n], self.memory[:, n:]
+        return replace(self, memory=first), replace(self, memory=rest)
 
 
 class Memory(nn.Module):
@@ -67,17 +64,17 @@ class Memory(nn.Module):
         """
         n, lengths = len(sequences.memory), sequences.lengths
         T = int(lengths.max())
-        state = self._state(sequences.memory)
+        # cuDNN refuses states that are not contiguous; they are [1, S, M/2].
+        halves = torch.split(sequences.memory.unsqueeze(0), self.output_size, dim=2)
+        state = tuple(half.contiguous() for half in halves)
         # If all sequences have the same length, a view of x is enough and nothing is padded.
         if n * T == len(x):
-            y, _ = self.lstm(x.view(n, T, -1), state)
-            outputs: Tensor = y.reshape(len(x), -1)
+            outputs: Tensor = self.lstm(x.view(n, T, -1), state)[0].reshape(len(x), -1)
             return outputs
         # `rows` has the places of the rows in the padded tensor [n T], sequence after sequence.
         rows = (torch.arange(T) < lengths[:, None]).flatten().nonzero().squeeze(1).to(x.device)
         padded = x.new_zeros(n * T, x.shape[1]).index_copy(0, rows, x)
-        y, _ = self.lstm(padded.view(n, T, -1), state)
-        unpadded: Tensor = y.reshape(n * T, -1)[rows]
+        unpadded: Tensor = self.lstm(padded.view(n, T, -1), state)[0].reshape(n * T, -1)[rows]
         return unpadded
 
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +92,9 @@ class Memory(nn.Module):
         axis of ONNX's LSTM.
         """
         H = self.output_size
-        from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
+        from_input, from_hidden, *biases = (
+            torch.cat([rows.chunk(N_GATES)[gate] for gate in _ONNX_GATES]) for rows in self._weights
+        )
         weights = [
             # ONNX has a leading axis for directions, and both biases in one tensor.
             graph.weight(from_input[None], "memory.weight"),
@@ -114,18 +113,6 @@ class Memory(nn.Module):
         joined = graph.node("Concat", outputs[1:], axis=2)
         graph.node("Transpose", [joined], "recurrent_out", perm=[1, 0, 2])
         return features
-
-    def _state(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return memory [S, M] as torch's hidden and cell state [1, S, M/2]."""
-        # cuDNN refuses states that are not contiguous.
-        hidden, cell = torch.split(memory.unsqueeze(0), self.output_size, dim=2)
-        return hidden.contiguous(), cell.contiguous()
-
-
-def _for_onnx(rows: Tensor) -> Tensor:
-    """Return rows [4 H, ...] of LSTM weights, with the four gates in ONNX's order."""
-    gates = rows.chunk(N_GATES)
-    return torch.cat([gates[index] for index in _ONNX_GATES])
 
 
 def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:

@@ -159,6 +159,19 @@ class OnnxGraph:
         shifted = self.node("Add", [variance, self.scalar(epsilon)])
         return self.node("Div", [centered, self.node("Sqrt", [shifted])])
 
+    def slide(
+        self,
+        operator: str,
+        inputs: Sequence[str],
+        size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0, 0),
+        **more: Any,
+    ) -> str:
+        """Append `Conv` or `MaxPool` with a window of `size`; by default `stride` is `size`."""
+        window = {"kernel_shape": list(size), "strides": list(stride or size)}
+        return self.node(operator, inputs, **window, pads=[*padding, *padding], **more)
+
     def reshape(self, x: str, shape: Sequence[int], name: str) -> str:
         """Append a reshape; the constant `name` has the `shape`, in which -1 is a size to infer."""
         return self.node("Reshape", [x, self.constant(np.array(shape), name)])

@@ -41,10 +41,7 @@ class QNetwork(nn.Module):
     ) -> Tensor:
         """Return values [B, S, outputs] of each signal and choice.
 
-        Args:
-            encoded: results of `body.features` for the observations.
-            continuous: [B, A] actions in -1..1; A may be 0.
-            sequences: the sequences that the rows form; None without memory.
+        `encoded` are the results of `body.features`; `continuous` [B, A] are actions in -1..1.
         """
         joined, goal = encoded
         # Actions are joined after the encoders, so that images are encoded only once.
@@ -84,18 +81,14 @@ class TwinQNetworks(nn.Module):
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
         """From now on use the parameters `paired`; call this after `FlatAdam` moved the weights.
 
-        The frozen copy, which computes the values of fresh actions, then shares the weights of the
-        first network.
-
-        Args:
-            paired: each of `pairs` as one parameter [2, ...].
+        `paired` has each of `pairs` as one parameter [2, ...]. The frozen copy, which computes the
+        values of fresh actions, then shares the weights of the first network.
         """
         if paired:
             *bodies, weight, bias = paired
             self._shared = DensePair(bodies, self.first.body.dense.activation), weight, bias
-        for frozen, trained in zip(
-            self._frozen[0].parameters(), self.first.parameters(), strict=True
-        ):
+        pairs = zip(self._frozen[0].parameters(), self.first.parameters(), strict=True)
+        for frozen, trained in pairs:
             # The copy's weights share the storage of the first network's weights, but get no
             # gradients.
             frozen.data = trained.data
@@ -140,15 +133,10 @@ class TwinQNetworks(nn.Module):
 
 
 def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Return the values of the taken actions, means over branches.
+    """Return the values [..., B, S] of the taken actions, means over branches.
 
-    Args:
-        values: [..., B, S, outputs]: one output, or one for each choice of each branch.
-        discrete: int64 [B, branches] choices.
-        branches: sizes of the branches.
-
-    Returns:
-        [..., B, S] values.
+    `values` [..., B, S, outputs] have one output, or one for each choice of each branch, and
+    `discrete` are int64 [B, branches] choices.
     """
     if not branches:
         return values.squeeze(-1)

@@ -23,12 +23,8 @@ LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0
 def squashed_action(*, mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return actions a = tanh(u), u = mu + sigma noise, and log densities, both [B, A].
 
-    log p(a) = log N(u; mu, sigma) - log(1 - a^2), not summed over components.
-
-    Args:
-        mu: [B, A] means before the tanh.
-        log_sigma: [B, A] log standard deviations before the tanh.
-        noise: [B, A] standard normal numbers.
+    log p(a) = log N(u; mu, sigma) - log(1 - a^2), not summed over components. All arguments are [B,
+    A]; `noise` has standard normal numbers.
     """
     u = mu + log_sigma.exp() * noise
     # `log_slope` is log(1 - tanh(u)^2), in a form that is finite where tanh(u) is 1 in float32.

@@ -27,11 +27,8 @@ _ROWS, _OTHER_ROWS = 3, 2
 def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> str:
     """Add the operations of a module's `forward` to the ONNX graph; return the result's name.
 
-    Args:
-        graph: the graph.
-        module: a module in evaluation mode that maps [B, *shape] to one tensor.
-        x: name of the input in the graph; the names of weights begin with this name.
-        shape: shape of the input, without the batch axis.
+    The module is in evaluation mode, and maps the input `x` [B, *shape] to one tensor; the names of
+    its weights begin with `x`.
 
     Raises:
         ExportError: An operation cannot be translated, or depends on the number of rows.
@@ -188,17 +185,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         weight = torch.eye(x.shape[1])[..., None, None].repeat(1, 1, *size) / math.prod(size)
         return self.slide("Conv", [x, weight], size, *window)
 
-    def slide(
-        self,
-        operator: str,
-        inputs: Any,
-        size: Any,
-        stride: Any = (),
-        pads: Any = (0, 0),
-        **more: Any,
-    ) -> str:
-        more |= {"kernel_shape": list(size), "strides": list(stride or size)}
-        return self.node(operator, *inputs, **more, pads=[*pads, *pads])
+    def slide(self, operator: str, inputs: Any, *window: Any, **more: Any) -> str:
+        return self.graph.slide(operator, [self.name_of(x) for x in inputs], *window, **more)
 
     def batch_norm(self, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> str:
         factor = (var + rest[2]).rsqrt() * (1.0 if weight is None else weight)

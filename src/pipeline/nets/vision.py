@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,6 @@ POOL_SIDE, POOL_STRIDE = 3, 2
 # 1502.01852).
 DENSE_GAIN = 1.41
 _PACKAGE = "pipeline.nets."
-
-
-class VisualEncoder(Protocol):
-    """A `torch.nn.Module` for images, made from the image's shape (C, H, W) and the output size."""
-
-    minimum_side: ClassVar[int]
-    """Smallest height and width of an image."""
-
-    def __call__(self, image: Tensor, /) -> Tensor:
-        """Map [B, C, H, W] to [B, output]."""
-
-    def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """Add `forward` to the ONNX graph for the tensor `image`; return the result's name."""
 
 
 class ConvolutionEncoder(nn.Module):
@@ -164,7 +151,7 @@ class ResnetEncoder(nn.Module):
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
             x = _convolve(graph, convolution, x, f"{image}.{place}")
-            x = _slide(graph, "MaxPool", [x], side=POOL_SIDE, stride=POOL_STRIDE)
+            x = graph.slide("MaxPool", [x], [POOL_SIDE] * 2, [POOL_STRIDE] * 2)
             x = next(blocks).to_onnx(graph, x, f"{image}.{place + 2}")
             x = next(blocks).to_onnx(graph, x, f"{image}.{place + 3}")
             place += 4
@@ -176,23 +163,8 @@ class ResnetEncoder(nn.Module):
 def _convolve(graph: OnnxGraph, layer: nn.Conv2d, x: str, name: str) -> str:
     weight = graph.weight(layer.weight, f"{name}.weight")
     bias = graph.weight(layer.get_parameter("bias"), f"{name}.bias")
-    side, stride, padding = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
-    # All kernels here are square, with the same stride and padding on both axes.
-    return _slide(graph, "Conv", [x, weight, bias], side=side, stride=stride, padding=padding)
-
-
-def _slide(
-    graph: OnnxGraph,
-    operator: str,
-    inputs: Sequence[str],
-    *,
-    side: int,
-    stride: int,
-    padding: int = 0,
-) -> str:
-    """Append the operator `Conv` or `MaxPool`, with a square window of `side` pixels."""
-    window = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
-    return graph.node(operator, inputs, **window)
+    padding = [int(n) for n in layer.padding]
+    return graph.slide("Conv", [x, weight, bias], layer.kernel_size, layer.stride, padding)
 
 
 class OwnEncoder(nn.Module):
@@ -252,8 +224,10 @@ class OwnEncoder(nn.Module):
         return trace(graph, self.network, x, self.shape)
 
 
-def observation_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder | OwnEncoder:
+def observation_encoder(kind: str, shape: Sequence[int], output: int) -> Any:
     """Return the encoder called `kind` for observations of `shape`: (C, H, W), or (n,).
+
+    It is a `torch.nn.Module` that maps [B, *shape] to [B, output], and has a method `to_onnx`.
 
     Raises:
         SettingsError: The image is too small for this kind, or the encoder cannot be used.
@@ -273,5 +247,4 @@ def observation_encoder(kind: str, shape: Sequence[int], output: int) -> VisualE
             f"EncoderType ({kind}). The min dimension is {encoder.minimum_side}; "
             f"network_settings.vis_encode_type can be one of: {', '.join(fitting)}{cheap}."
         )
-    network: VisualEncoder = encoder(shape, output)
-    return network
+    return encoder(shape, output)

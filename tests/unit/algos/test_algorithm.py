@@ -1,7 +1,5 @@
 """Behaviour that all algorithms share."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

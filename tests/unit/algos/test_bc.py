@@ -1,8 +1,5 @@
 """Cloning: the rows of an update, its learning rate, and its state."""
 
-from __future__ import annotations
-
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -43,9 +40,7 @@ def taken(bc: BehavioralCloning, monkeypatch) -> list[list[int]]:
     """Return the rows of each minibatch of an update."""
     minibatches, loss = [], bc.loss
     monkeypatch.setattr(
-        bc,
-        "loss",
-        lambda batch: (minibatches.append(batch.index.tolist()), loss(batch))[1],
+        bc, "loss", lambda batch: (minibatches.append(batch.index.tolist()), loss(batch))[1]
     )
     bc.update()
     return minibatches
@@ -55,9 +50,7 @@ def weights(bc: BehavioralCloning) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in bc.policy.parameters()])
 
 
-def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(
-    monkeypatch,
-):
+def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(monkeypatch):
     minibatches = taken(cloning(), monkeypatch)
     assert [len(rows) for rows in minibatches] == [6] * 6
     for epoch in (minibatches[:3], minibatches[3:]):
@@ -152,20 +145,6 @@ def test_normaliser_counts_observations_of_demonstrations_once():
     expected = bc.loss(replace(bc.rows, obs=bc.policy.normalizers(bc.rows.obs)))
     assert bc.measure() == pytest.approx(expected.item())
     cloning().observe()  # no normalisers, so nothing changes
-
-
-def test_cloning_with_a_restored_state_continues_like_the_original():
-    bc, continued = cloning(), cloning(seed=2)
-    bc.update()
-    continued.load_state_dict(copy.deepcopy(bc.state_dict()))
-    continued.policy.load_state_dict(bc.policy.state_dict())
-    bc.update()
-    continued.update()
-    assert torch.equal(weights(bc), weights(continued))
-    other = cloning(seed=2)
-    other.policy.load_state_dict(cloning().policy.state_dict())
-    other.update()
-    assert not torch.equal(weights(other), weights(bc))
 
 
 def test_held_out_rows_are_random_and_disjoint_from_the_training_rows():

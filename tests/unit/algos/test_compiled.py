@@ -8,20 +8,15 @@ import numpy as np
 import pytest
 import torch
 from test_poca import learner, message, play
+from test_ppo import rollout
 from test_sac import experience, made
 
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
-from pipeline.core.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    ObservationType,
-)
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
-from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.nets import layers
 from pipeline.nets.fast import compiled
@@ -61,10 +56,10 @@ def test_gradient_steps_are_compiled_if_no_group_has_absent_members(traced):
             algorithm.compile()
         steps = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(4))
         ends = message({}, {1: (4.0, 1.0), 2: (5.0, 0.0)}, group_reward=3.0)
-        rollout = play(team_learner, *(message(agents, group_reward=1.0) for agents in steps), ends)
-        algorithm.update(rollout, step=0)
+        played = play(team_learner, *(message(agents, group_reward=1.0) for agents in steps), ends)
+        algorithm.update(played, step=0)
         algorithm.critic.update_largest_group(5)  # a group of two is now below the largest
-        algorithm.update(rollout, step=10)
+        algorithm.update(played, step=10)
         algorithms.append(algorithm)
     assert "Compiled" in traced.text
     assert_same_weights(*algorithms)
@@ -86,7 +81,7 @@ def partly_there(algorithm, n_moments):
     rng = np.random.default_rng(n_moments)
     counts = rng.integers(1, 4, n_moments)
     n_rows = int(counts.sum())
-    plain = random_rollout(algorithm.spec, rng, n_kinds=3, n_rows=n_rows)
+    plain = random_rollout(algorithm.spec, n_moments, n_kinds=3, n_rows=n_rows)
     moments = GroupSnapshots(Columns(algorithm.member_fields, algorithm.columns.obs))
     did = {name: plain.fields[name] for name in ("continuous", "discrete")}
     entity = moments.add_entities(n_rows, plain.obs, did)
@@ -110,9 +105,9 @@ def test_one_compiled_program_computes_all_minibatches_of_groups_with_absent_mem
     plain, fast = (algorithm_that_sees(kind, POCA, num_epoch=1) for _ in range(2))
     fast.compile()
     for step, n_moments in enumerate((41, 52, 60)):
-        rollout = partly_there(plain, n_moments)
+        partial = partly_there(plain, n_moments)
         for algorithm in (plain, fast):
-            algorithm.update(rollout, step=step)
+            algorithm.update(partial, step=step)
     assert len([line for line in traced.messages if "minibatches of about" in line]) == 1
     assert_same_weights(plain, fast)
 
@@ -154,10 +149,10 @@ def test_gradient_steps_are_not_compiled_if_a_group_member_has_no_row_yet(caplog
     team_learner.algorithm.compile()
     steps = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))
     first_ends = message({2: (9.0, 0.0)}, {1: (4.0, 1.0)})
-    rollout = play(team_learner, *(message(agents) for agents in steps), first_ends)
-    assert rollout.n_rows == 6  # rows of agent 1; agent 2 is its mate
+    played = play(team_learner, *(message(agents) for agents in steps), first_ends)
+    assert played.n_rows == 6  # rows of agent 1; agent 2 is its mate
     before = team_learner.algorithm.weights()["policy"]
-    team_learner.algorithm.update(rollout, step=0)
+    team_learner.algorithm.update(played, step=0)
     assert "Compiled" not in caplog.text
     changed = team_learner.algorithm.weights()["policy"]
     assert any(not torch.equal(changed[name], values) for name, values in before.items())
@@ -170,11 +165,10 @@ def test_compiled_updates_equal_uncompiled_updates_for_minibatches_unlike_the_fi
     plain, fast = (algorithm_that_sees(kind, trainer) for _ in range(2))
     fast.compile()
     assert (fast.optimizer.compiled is None) == (kind == "goals")
-    rng = np.random.default_rng(0)
     for number in range(1, 4):
-        rollout = random_rollout(plain.spec, rng, n_kinds=number)
+        experience = random_rollout(plain.spec, number, n_kinds=number)
         for algorithm in (plain, fast):
-            algorithm.update(rollout, step=64 * number)
+            algorithm.update(experience, step=64 * number)
     assert_same_weights(plain, fast)
     assert plain.optimizer.state_dict()["state"][0]["step"] > 3  # it has learned
 
@@ -191,32 +185,16 @@ def test_a_compiled_program_uses_the_action_masks_of_each_minibatch():
     assert fast.optimizer.compiled is not None
 
 
-def random_rollout(spec, rng, *, n_kinds, n_rows=64):
+def random_rollout(spec, seed, *, n_kinds, n_rows=64):
     """Return two trajectories with `n_kinds` kinds of goals, or `n_kinds` entities."""
-    half = n_rows // 2
-    obs = [rng.normal(size=(n_rows, 2)).astype(np.float32)]
-    other = spec.observation_specs[1]
-    seen = rng.normal(size=(n_rows, *other.shape)).astype(np.float32)
+    result = rollout(spec, n_rows, seed=seed, length=-(-n_rows // 2))
+    result.fields["continuous"] = np.tanh(result.fields["continuous"])
+    other, seen = spec.observation_specs[1], result.obs[1]
     if other.observation_type == ObservationType.GOAL_SIGNAL:
-        seen = np.eye(3, dtype=np.float32)[rng.integers(0, n_kinds, n_rows)]
+        seen[:] = np.eye(3)[np.random.default_rng(seed).integers(0, n_kinds, n_rows)]
     if len(other.shape) == 2:
         seen[:, n_kinds:] = 0.0
-    obs.append(seen)
-    fields = {
-        "continuous": np.tanh(rng.normal(size=(n_rows, 1))).astype(np.float32),
-        "discrete": rng.integers(0, 2, (n_rows, 1)),
-        "allowed": np.ones((n_rows, 2), np.bool_),
-        "log_prob": rng.normal(-1.0, 0.1, size=(n_rows, 2)).astype(np.float32),
-        "reward": rng.normal(size=n_rows).astype(np.float32),
-    }
-    return Rollout(
-        obs=obs,
-        fields=fields,
-        starts=np.array([0, half]),
-        lengths=np.array([half, n_rows - half]),
-        terminated=np.zeros(2, np.bool_),
-        next_obs=[values[:2] for values in obs],
-    )
+    return result
 
 
 def test_error_names_a_gradient_that_is_not_finite_after_compiled_steps():

@@ -3,8 +3,6 @@
 Expected numbers are computed for single agents or rows, from the data that the test recorded.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from test_signals import CPU, demo
 from pipeline.algos import replay_sampler, reward_signals
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.rows import Rows
-from pipeline.algos.schedules import Schedule
+from pipeline.algos.schedules import Schedule, completed
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.group_critic import GroupLayout
@@ -399,43 +397,25 @@ def test_learning_rate_epsilon_and_beta_follow_their_own_schedules(falls):
     assert {name for name in start if getattr(now, name) != start[name]} == {falls}
 
 
-class Cloning:
-    """Records the steps that it gets."""
-
-    n_parts = 0
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def update(self, *, step=0):
-        self.told.append(step)
-        return 0.0
-
-    def update_in_parts(self, *, step=0):
-        self.told.append(step)
-        yield from ()
-        return 0.0
-
-
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
 def test_cloning_during_an_update_gets_the_number_of_agent_steps(trainer):
     """Its learning rate falls with the agent steps."""
-    play = Play(
-        learner(trainer, hyperparameters={"buffer_init_steps": 0} if trainer == "sac" else {})
-    )
+    changes = {"buffer_init_steps": 0} if trainer == "sac" else {}
+    play, told = Play(learner(trainer, hyperparameters=changes)), []
+
+    def in_parts(*, step):
+        told.append(step)
+        yield from ()
+        return 0.0
+
+    def update(*, step):
+        return completed(in_parts(step=step))
+
     algorithm = play.learner.algorithm
-    algorithm.bc = cloning = Cloning()
+    algorithm.bc = SimpleNamespace(n_parts=0, update=update, update_in_parts=in_parts)
     varied(play)
     algorithm.update(play.rollout(), step=3)
-    assert set(cloning.told) == {3}
-
-
-def test_sac_restores_the_step_counts_of_signals_and_networks_from_a_state():
-    settings = {"steps_per_update": 4, "reward_signal_steps_per_update": 8}
-    original, restored = (learner("sac", hyperparameters=settings).algorithm for _ in range(2))
-    original.n_updates, original.n_signal_updates = 11, 6
-    restored.load_state_dict(copy.deepcopy(original.state_dict()))
-    assert (restored.n_updates, restored.n_signal_updates) == (11, 6)
+    assert set(told) == {3}
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -459,8 +439,9 @@ def test_signals_normalise_observations_even_if_the_policy_has_no_normalisers(tr
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_weights_of_another_run_are_loaded_into_all_networks(trainer):
-    first, second = (learner(trainer, seed=seed).algorithm for seed in (1, 2))
+def test_weights_of_another_run_are_loaded_into_all_networks(trainer, tmp_path):
+    options = imitating(tmp_path)
+    first, second = (learner(trainer, seed=seed, **options).algorithm for seed in (1, 2))
     second.observe([np.ones((4, n), np.float32) for n in SIZES])
     taken = second.weights()
     left, n_loaded = first.load_weights(taken)
@@ -484,11 +465,6 @@ def test_sampler_draws_separate_rows_for_each_gradient_step_of_reward_signals():
     for batch in algorithm.sampler.transitions(3):
         drawn = algorithm.replay.sample(stream, 8)
         assert batch.fields["reward"].tolist() == drawn.fields["reward"].tolist()
-    for number, batch in enumerate(algorithm.sampler.minibatches(3)):
-        if not number:
-            drawn = algorithm.replay.sample(stream, 24)
-        expected = drawn.fields["done"][8 * number : 8 * number + 8]
-        assert batch.done.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY])

@@ -1,15 +1,12 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from test_ppo import rollout, trainer_settings
 
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.ppo import PPO
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
-from pipeline.settings import load_run_settings
 
 SPEC = BehaviorSpec([ObservationSpec.vector(3), ObservationSpec.vector(2)], ActionSpec(2, ()))
 
@@ -17,10 +14,8 @@ SPEC = BehaviorSpec([ObservationSpec.vector(3), ObservationSpec.vector(2)], Acti
 @pytest.fixture
 def algorithm():
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
-    params = {"num_epoch": 1, "batch_size": 64}  # or the next minibatch's loss is not finite, too
-    behavior = {"trainer_type": "ppo", "hyperparameters": params, "network_settings": network}
-    run = load_run_settings(None, overrides={"behaviors": {"B": behavior}})
-    return PPO(SPEC, run.behaviors["B"], seed=1, device=torch.device("cpu"))
+    settings = trainer_settings(network_settings=network)
+    return PPO(SPEC, settings, seed=1, device=torch.device("cpu"))
 
 
 def seen(value: float = 0.0) -> list[np.ndarray]:
@@ -47,47 +42,9 @@ def test_a_policy_that_has_diverged_sends_no_action(algorithm, part):
         algorithm.act(seen(), None)
 
 
-def rollout(algorithm, n=64):
-    obs = [np.ones((n, 3), np.float32), np.ones((n, 2), np.float32)]
-    decision = algorithm.act(obs, None)
-    return Rollout(
-        obs=obs,
-        fields={**decision.rows, "reward": np.linspace(0, 1, n, dtype=np.float32)},
-        starts=np.zeros(1, np.int64),
-        lengths=np.full(1, n),
-        terminated=np.zeros(1, np.bool_),
-        next_obs=[values[:1] for values in obs],
-    )
-
-
-def test_gradient_that_is_not_finite_stops_the_run_and_names_step_and_tensor(algorithm):
-    weight = algorithm.critic.heads.weight
-    experience = rollout(algorithm)
-    weight.register_hook(lambda gradient: gradient * torch.nan)
-    with pytest.raises(
-        TrainingError, match=r"step 640: the PPO gradient of critic\.heads\.weight is not finite"
-    ):
-        algorithm.update(experience, step=640)
-
-
-def test_weights_that_are_not_finite_stop_the_run_and_name_step_and_tensor(algorithm, monkeypatch):
-    experience = rollout(algorithm)
-    step = algorithm.optimizer.step
-
-    def overflows(**options):
-        step(**options)
-        algorithm.policy.actor.heads.mu.bias.data[1] = torch.inf
-
-    monkeypatch.setattr(algorithm.optimizer, "step", overflows)
-    with pytest.raises(
-        TrainingError, match=r"step 7: the PPO weight of policy\.actor\.heads\.mu\.bias"
-    ):
-        algorithm.update(experience, step=7)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_error_names_a_reward_or_last_observation_that_is_not_finite(algorithm, value):
-    good = rollout(algorithm)
+def test_error_names_a_reward_or_last_observation_that_is_not_finite(value):
+    good = rollout(SPEC)
     refuse_non_finite_rollout(good, step=5)
     good.next_obs[1][0, 1] = value
     with pytest.raises(TrainingError, match="step 5: the environment gave observation 1 that is"):

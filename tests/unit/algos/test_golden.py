@@ -6,8 +6,6 @@ reference differs on purpose. `python benchmarks/agreement.py --golden` writes t
 needs `make peer`). This project's weights may change only if the change of learning is intended.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -24,12 +22,18 @@ LEAST = 1e-6
 """Largest absolute difference, in addition, as of initial weights."""
 
 
-COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normalised", "xqc, hybrid")
+COMPILED = (
+    "ppo, hybrid",
+    "ppo, values clipped",
+    "sac, discrete",
+    "sac, normalised",
+    "xqc, hybrid",
+    "xqc, crossq",
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "compiled"),
-    [*((name, False) for name in CASES), *((name, True) for name in COMPILED)],
+    ("name", "compiled"), [*((name, False) for name in CASES), *((name, True) for name in COMPILED)]
 )
 def test_three_updates_give_the_stored_weights(name, compiled, tmp_path, caplog):
     caplog.set_level(logging.INFO)

@@ -1,10 +1,9 @@
 """The steps that reward signals get from a rollout, against slow versions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
+from test_ppo import trainer_settings
 
 from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, steps_of
@@ -12,7 +11,6 @@ from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
 from pipeline.errors import TrainingError
-from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
@@ -27,16 +25,11 @@ COLUMNS = Columns(
 
 
 def settings(**signals):
-    small = {"hidden_units": 8, "num_layers": 1}
-    reward_signals = {
-        name: {"network_settings": small, **options} for name, options in signals.items()
-    }
-    behavior = {
-        "trainer_type": "ppo",
-        "hyperparameters": {"batch_size": 16, "buffer_size": 64},
-        "reward_signals": reward_signals,
-    }
-    return load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
+    own = {"network_settings": {"hidden_units": 8, "num_layers": 1}}
+    return trainer_settings(
+        hyperparameters={"batch_size": 16, "buffer_size": 64},
+        reward_signals={name: own | options for name, options in signals.items()},
+    )
 
 
 def signals_of(**signals) -> RewardSignals:
@@ -115,10 +108,16 @@ def test_next_observations_are_gathered_only_on_request():
     assert needs == [False, False, True]
 
 
-def test_reported_reward_of_a_signal_averages_the_sums_of_episodes_that_may_span_rollouts():
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_reported_reward_of_a_signal_averages_the_sums_of_episodes_that_may_span_rollouts(
+    is_restored,
+):
     agents, learned = Agents(), with_rnd(strength=0.5)
     sums: dict[tuple, float] = {}
     for n in (7, 50):
+        if is_restored:
+            original, learned = learned, IntrinsicRewards(learned.signals, device=CPU)
+            learned.load_state_dict(original.state_dict())
         rollout = agents.play(n)
         before = set(sums)
         rewards = learned.begin(rollout)[0][:, 1]
@@ -236,19 +235,3 @@ def test_a_signal_loss_that_is_not_finite_stops_the_run_and_names_step_and_tag()
     learned.learn(steps)
     with pytest.raises(TrainingError, match="step 7: Losses/RND Loss is not finite"):
         learned.end(step=7)
-
-
-def test_saved_state_has_the_reward_sums_of_unfinished_episodes():
-    parts = []
-    for restored in (False, True):
-        agents, learned = Agents(), with_rnd()
-        for n in (7, 50):
-            learned.begin(agents.play(n))
-            parts.append(learned.end(step=0).get("Policy/Rnd Reward"))
-            agents.trajectories.clear_closed()
-            if restored:
-                state, signals = learned.state_dict(), learned.signals
-                learned = IntrinsicRewards(signals, device=CPU)
-                learned.load_state_dict(state)
-    assert parts[:2] == parts[2:]
-    assert parts[1] is not None

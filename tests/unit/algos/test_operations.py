@@ -1,7 +1,5 @@
 """The number of torch operations of a gradient step, which sets the speed of small networks."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from steps import take_turn
+from test_ppo import trainer_settings
 
 from pipeline.algos import poca
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.core.steps import DecisionSteps, TerminalSteps
-from pipeline.settings import load_run_settings
 from pipeline.settings.trainer.schema import (
     MemorySettings,
     NetworkSettings,
@@ -17,17 +17,13 @@ from pipeline.settings.trainer.schema import (
 )
 from pipeline.trainer.learner import Learner
 
-SIGNALS = {"extrinsic": {"gamma": 0.9}, "rnd": {"gamma": 0.9}}
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3]))
 
 
 def learner(**changes):
     options = {"network_settings": NetworkSettings(hidden_units=8, num_layers=1)} | changes
-    settings = TrainerSettings(
-        trainer_type="poca",
-        hyperparameters=POCASettings(buffer_size=4, batch_size=4),
-        **options,
-    )
+    hyperparameters = POCASettings(buffer_size=4, batch_size=4)
+    settings = TrainerSettings(trainer_type="poca", hyperparameters=hyperparameters, **options)
     return Learner("Team", SPEC, settings, seed=1, device=torch.device("cpu"))
 
 
@@ -100,12 +96,7 @@ def test_fields_of_group_members_include_actions_and_with_memory_also_memories()
 
 
 def test_poca_warns_of_reward_signals_that_reward_single_agents(caplog):
-    signals = load_run_settings(
-        None,
-        overrides={
-            "behaviors": {"Team": {"trainer_type": "poca", "reward_signals": SIGNALS}},
-        },
-    ).behaviors["Team"]
+    signals = trainer_settings(reward_signals={"extrinsic": {}, "rnd": {"gamma": 0.9}})
     learner(reward_signals=signals.reward_signals)
     warnings = [record.message for record in caplog.records if "Reward signal" in record.message]
     assert [line.split()[2] for line in warnings] == ["Rnd"]

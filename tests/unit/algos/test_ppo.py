@@ -1,20 +1,21 @@
-"""PPO's losses computed by hand, and whole updates."""
-
-from __future__ import annotations
+"""PPO's losses computed by hand, advantages computed slowly, and whole updates."""
 
 import copy
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from golden_cases import demonstration
 from golden_training import Training
+from hypothesis import strategies as st
 
 from pipeline.algos.algorithm import load_matching
 from pipeline.algos.ppo import (
     LARGEST_WEIGHT,
     PPO,
+    generalized_advantages,
     policy_loss,
     reweighted_to_current_policy,
     with_clip_range,
@@ -22,7 +23,6 @@ from pipeline.algos.ppo import (
 from pipeline.algos.rows import Rows
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.rollout import Rollout
-from pipeline.errors import TrainingError
 from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")
@@ -35,34 +35,31 @@ def trainer_settings(**changes):
     return load_run_settings(None, overrides={"behaviors": {"B": base}}).behaviors["B"]
 
 
-def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
-    rng = np.random.default_rng(seed)
-    actions = spec.action_spec
-    shapes = [obs.shape for obs in spec.observation_specs]
-    obs = [rng.normal(size=(n_rows, *shape)).astype(np.float32) for shape in shapes]
-    fields = {}
+def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0, length: int = 32) -> Rollout:
+    """Return random steps in trajectories of `length` rows; the last may be shorter."""
+    rng, actions = np.random.default_rng(seed), spec.action_spec
+    lengths = np.diff([*range(0, n_rows, length), n_rows])
+
+    def numbers(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     n_components = actions.continuous_size + actions.discrete_size
-    fields["continuous"] = rng.normal(size=(n_rows, actions.continuous_size)).astype(np.float32)
-    fields["discrete"] = (
-        np.stack([rng.integers(0, size, n_rows) for size in actions.discrete_branches], axis=1)
-        if actions.discrete_size
-        else np.zeros((n_rows, 0), dtype=np.int64)
-    )
+    obs = [numbers(n_rows, *obs_spec.shape) for obs_spec in spec.observation_specs]
+    fields = {"continuous": numbers(n_rows, actions.continuous_size)}
+    choices = [rng.integers(0, size, n_rows) for size in actions.discrete_branches]
+    none = np.zeros((n_rows, 0), dtype=np.int64)
+    fields["discrete"] = np.stack(choices, axis=1) if choices else none
     fields["log_prob"] = np.full((n_rows, n_components), -1.5, dtype=np.float32)
-    fields["reward"] = rng.normal(size=n_rows).astype(np.float32)
-    if actions.discrete_size:
+    fields["reward"] = numbers(n_rows)
+    if choices:
         fields["allowed"] = np.ones((n_rows, sum(actions.discrete_branches)), dtype=np.bool_)
-    lengths = np.full(n_rows // 32, 32)
     return Rollout(
         obs=obs,
         fields=fields,
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
         terminated=np.zeros(len(lengths), dtype=np.bool_),
-        next_obs=[
-            rng.normal(size=(len(lengths), *obs.shape)).astype(np.float32)
-            for obs in spec.observation_specs
-        ],
+        next_obs=[numbers(len(lengths), *obs_spec.shape) for obs_spec in spec.observation_specs],
     )
 
 
@@ -136,15 +133,6 @@ def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():
     np.testing.assert_allclose(decision.action.continuous, expected, rtol=1e-6)
 
 
-def test_loss_that_is_not_finite_stops_the_run_and_names_the_step():
-    spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
-    algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
-    broken = rollout(spec)
-    broken.fields["reward"][7] = np.inf
-    with np.errstate(invalid="ignore"), pytest.raises(TrainingError, match="step 640: the PPO"):
-        algorithm.update(broken, step=640)
-
-
 @pytest.mark.parametrize(
     ("name", "batch_size", "n_steps"),
     [
@@ -195,3 +183,63 @@ def test_a_copy_for_acting_keeps_its_weights_until_new_weights_are_loaded(shared
     assert same({"policy": acting.policy.state_dict()}, before)
     load_matching(acting.own_networks, algorithm.weights())
     assert same({"policy": acting.policy.state_dict()}, algorithm.weights())
+
+
+def _slowly(rewards, values, bootstrap, lengths, gamma, lambda_):
+    advantages = np.zeros_like(values)
+    start = 0
+    for k, length in enumerate(lengths):
+        for t in range(length):
+            total, weight = np.zeros(values.shape[1]), np.ones(values.shape[1])
+            for later in range(t, length):
+                after = bootstrap[k] if later == length - 1 else values[start + later + 1]
+                total += weight * (rewards[start + later] + gamma * after - values[start + later])
+                weight *= gamma * lambda_
+            advantages[start + t] = total
+        start += length
+    return advantages
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    n_signals=st.integers(1, 3),
+    lambda_=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_advantages_equal_discounted_sums_of_later_temporal_differences(
+    lengths, n_signals, lambda_, seed
+):
+    rng = np.random.default_rng(seed)
+    n_rows = sum(lengths)
+    rewards, values = rng.normal(size=(2, n_rows, n_signals)).astype(np.float32)
+    bootstrap = rng.normal(size=(len(lengths), n_signals)).astype(np.float32)
+    gamma = rng.uniform(0.5, 1.0, n_signals).astype(np.float32)
+    sizes = np.array(lengths)
+
+    advantages = generalized_advantages(
+        rewards=rewards,
+        values=values,
+        bootstrap=bootstrap,
+        starts=np.cumsum(sizes) - sizes,
+        lengths=sizes,
+        gamma=gamma,
+        lambda_=lambda_,
+    )
+
+    expected = _slowly(rewards, values, bootstrap, lengths, gamma, lambda_)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_advantages_of_a_trajectory_of_two_steps_equal_numbers_computed_by_hand():
+    # delta_1 = 2 + 0.5 * 4 - 1 = 3; delta_0 = 1 + 0.5 * 1 - 3 = -1.5; A_0 = -1.5 + 0.25 * 3
+    advantages = generalized_advantages(
+        rewards=np.array([[1.0], [2.0]], dtype=np.float32),
+        values=np.array([[3.0], [1.0]], dtype=np.float32),
+        bootstrap=np.array([[4.0]], dtype=np.float32),
+        starts=np.array([0]),
+        lengths=np.array([2]),
+        gamma=np.array([0.5], dtype=np.float32),
+        lambda_=0.5,
+    )
+    assert advantages[:, 0].tolist() == pytest.approx([-0.75, 3.0])

@@ -1,7 +1,5 @@
 """`ProcessGroup` of a single process, and the variables of launchers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Values of rows ordered by sequence, in chunks and at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

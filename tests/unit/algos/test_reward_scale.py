@@ -1,7 +1,5 @@
 """The spread of returns, against sums that are computed agent by agent."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,14 +49,12 @@ def slow_sums(parts):
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_divisor_is_the_larger_of_the_deviation_and_the_scaled_largest_sum_of_rewards(
-    is_restored,
-):
-    scale = RewardScale(2, gamma=GAMMA, largest=LARGEST)
+def test_divisor_is_the_larger_of_the_deviation_and_the_scaled_largest_sum_of_rewards(is_restored):
+    scale = RewardScale(2, gamma=GAMMA)
     parts = rollouts(np.random.default_rng(3))
     for rollout, rewards in parts:
         if is_restored:
-            state, scale = scale.state_dict(), RewardScale(2, gamma=GAMMA, largest=LARGEST)
+            state, scale = scale.state_dict(), RewardScale(2, gamma=GAMMA)
             scale.load_state_dict(state)
         scale.observe(rollout, rewards)
     sums = slow_sums(parts)
@@ -69,7 +65,7 @@ def test_divisor_is_the_larger_of_the_deviation_and_the_scaled_largest_sum_of_re
 
 
 def test_the_largest_reward_sum_divided_by_the_divisor_equals_the_bound():
-    scale = RewardScale(1, gamma=GAMMA, largest=LARGEST)
+    scale = RewardScale(1, gamma=GAMMA)
     rollout = SimpleNamespace(
         lengths=np.array([200]),
         starts=np.array([0]),
@@ -81,5 +77,5 @@ def test_the_largest_reward_sum_divided_by_the_divisor_equals_the_bound():
 
 
 def test_divisor_before_the_first_reward_is_epsilon():
-    scale = RewardScale(1, gamma=GAMMA, largest=LARGEST)
+    scale = RewardScale(1, gamma=GAMMA)
     assert scale.divisor[0] == EPSILON

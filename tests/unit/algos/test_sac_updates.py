@@ -1,7 +1,5 @@
 """SAC's schedule of updates and its statistics; the random streams of algorithms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.settings.trainer.schema import POCASettings, PPOSettings, SACSettings, TrainerSettings
+from pipeline.settings.trainer.schema import TrainerSettings
 
 
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
@@ -35,16 +33,6 @@ def test_sampler_draws_the_requested_number_of_minibatches_of_batch_size_rows(ba
     assert [len(batch.done) for batch in drawn] == [batch_size] * 7
     assert list(algorithm.sampler.minibatches(0)) == []
     assert [len(rows) for rows in algorithm.sampler.transitions(3)] == [batch_size] * 3
-
-
-def test_with_memory_each_minibatch_has_the_same_number_of_sequences(tmp_path):
-    training = Training("sac, memory", tmp_path, n_blocks=1)
-    training.run()
-    sampler = training.learner.algorithm.sampler
-    n_sequences = sampler.batch_size // sampler.replay.sequence_length
-    for batch in sampler.minibatches(3):
-        assert len(batch.sequences.lengths) == n_sequences
-        assert int(batch.sequences.lengths.sum()) == len(batch.done)
 
 
 def test_reported_cloning_loss_is_the_mean_over_updates(tmp_path):
@@ -83,19 +71,14 @@ def test_statistics_are_mean_losses_and_the_entropy_coefficients_after_the_updat
     assert "Policy/Continuous Entropy Coeff" not in made("discrete").statistics(means, 7)
 
 
-def made_of(algorithm, **changes):
-    hyperparameters = {PPO: PPOSettings, POCA: POCASettings, SAC: SACSettings}[algorithm](**changes)
-    settings = TrainerSettings(
-        trainer_type=algorithm.__name__.lower(), hyperparameters=hyperparameters
-    )
-    return algorithm(SPECS["continuous"], settings, seed=5, device=CPU)
-
-
 @pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
 def test_random_streams_derive_from_the_seed_and_attribute_squashed_agrees_with_the_heads(
     algorithm,
 ):
-    made_with = made_of(algorithm)
+    settings = TrainerSettings(
+        trainer_type=algorithm.__name__.lower(), hyperparameters=algorithm.settings_class()
+    )
+    made_with = algorithm(SPECS["continuous"], settings, seed=5, device=CPU)
     assert algorithm.squashed == isinstance(made_with.policy.actor.heads, SquashedHeads)
     assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")
     expected = seeding.stream(5, "minibatches").integers(1 << 60, size=3)

@@ -1,7 +1,5 @@
 """Whole losses of reward signals and of cloning equal losses composed step by step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Cutting trajectories into sequences, compared with loops over rows."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

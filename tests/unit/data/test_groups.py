@@ -1,7 +1,5 @@
 """Groups compared with a slow computation, one agent at a time: members, rewards, moments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,12 +104,9 @@ class Account:
         slots, choices = np.array([*deciding], np.intp), rng.integers(1, 99, (len(deciding), 1))
         rows = groups.decided(slots, {"discrete": choices})
         acts = dict(zip(deciding, choices[:, 0].tolist(), strict=True))
-        ends = {
-            slot: Member(saw, over=not is_cut, memory=float(remembered))
-            for (slot, (saw, *_)), is_cut, (remembered,) in zip(
-                ended.items(), cut, memory, strict=True
-            )
-        }
+        ends = {}
+        for slot, is_cut, (remembered,) in zip(ended, cut, memory, strict=True):
+            ends[slot] = Member(ended[slot][0], over=not is_cut, memory=float(remembered))
         self.credit(ended, deciding, places)
         after = self.end(ends, deciding, places, acts)
         self.begin(deciding, places, acts)
@@ -132,10 +127,7 @@ class Account:
             for agent in self.agents.values():
                 agent.owed += own * (agent.group == self.agents[slot].group)
         for slot, (_, own, shared) in earned.items():
-            agent, name = (
-                self.agents[slot],
-                "step_reward_at_end" if slot in ended else "step_reward",
-            )
+            agent, name = self.agents[slot], f"step_reward{'_at_end' if slot in ended else ''}"
             assert self.groups.by_slot[name][slot] == pytest.approx(agent.owed + shared, abs=1e-5)
             agent.owed = 0.0
             agent.own, agent.shared = agent.own + own, agent.shared + shared
@@ -174,9 +166,7 @@ class Account:
 
     def check(self, after, deciding, rows) -> None:
         by_slot = self.groups.by_slot
-        self.moments |= {
-            int(by_slot["end_moment"][slot]): members for slot, members in after.items()
-        }
+        self.moments |= {int(by_slot["end_moment"][s]): members for s, members in after.items()}
         decided = zip(deciding, rows["moment"].tolist(), strict=True)
         latest = {moment: self.agents[slot].group for slot, moment in decided}
         self.moments |= {moment: {*self.members(g).values()} for moment, g in latest.items()}

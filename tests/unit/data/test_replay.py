@@ -1,7 +1,5 @@
 """The replay compared with a slow, obvious version."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
@@ -43,13 +41,11 @@ def rollout(lengths, rng, *, memory=False) -> Rollout:
         return rng.random(shape).astype(np.float32)
 
     pieces = -(-max(lengths.max(), L) // L)
+    obs = [numbers(n, 2), numbers(n, 1, 2, 2)]
+    fields = {"continuous": numbers(n, 1), "discrete": rng.integers(0, 1000, (n, 2))}
     return Rollout(
-        obs=[numbers(n, 2), numbers(n, 1, 2, 2)],
-        fields={
-            "continuous": numbers(n, 1),
-            "discrete": rng.integers(0, 1000, (n, 2)),
-            "reward": numbers(n),
-        },
+        obs=obs,
+        fields={**fields, "reward": numbers(n)},
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
         terminated=rng.random(k) < 0.5,
@@ -70,14 +66,9 @@ class Slow:
             for r in range(start, start + length):
                 last = r == start + length - 1
                 next_obs = [new.next_obs[i][k] if last else new.obs[i][r + 1] for i in (0, 1)]
-                self.rows.append(
-                    (
-                        *(new.obs[i][r] for i in (0, 1)),
-                        *next_obs,
-                        *(new.fields[name][r] for name in ("continuous", "discrete", "reward")),
-                        last and new.terminated[k],
-                    )
-                )
+                fields = [new.fields[name][r] for name in ("continuous", "discrete", "reward")]
+                obs = [new.obs[i][r] for i in (0, 1)]
+                self.rows.append((*obs, *next_obs, *fields, last and new.terminated[k]))
         self.rows = self.rows[-self.capacity :]
 
 

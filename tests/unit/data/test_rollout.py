@@ -1,7 +1,5 @@
 """Trajectories compared with a slow storage that has lists for each agent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Slots compared with a dictionary of agents, and slots of agents that vanish."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -114,24 +112,17 @@ def test_restored_slots_continue_as_the_original():
     vanishing(slots, 1500)
     slots.release("w", [2])
     resumed.load_state_dict(slots.state_dict())
-    expected, actual = (
-        vanishing(agent_slots, 3000, first=1500) for agent_slots in (slots, resumed)
-    )
-    assert expected == actual
+    assert vanishing(slots, 3000, first=1500) == vanishing(resumed, 3000, first=1500)
     for left, right in zip(slots.state_dict()["taken"], resumed.state_dict()["taken"], strict=True):
         assert left["source"] == right["source"]
         np.testing.assert_array_equal(left["ids"], right["ids"])
         np.testing.assert_array_equal(left["slots"], right["slots"])
 
 
-def silence(slots):
-    vanishing(slots, 4 * STALE_AFTER_MESSAGES)
-
-
 GIVEN_BACK = {
     "released": lambda slots: slots.release("a", [7]),
     "of a worker that is gone": lambda slots: slots.forget(lambda source: source == "a"),
-    "silent for long": silence,
+    "silent for long": lambda slots: vanishing(slots, 4 * STALE_AFTER_MESSAGES),
     "unknown to a state taken up": lambda slots: slots.load_state_dict(Slots().state_dict()),
 }
 

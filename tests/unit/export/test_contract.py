@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import reference
@@ -37,15 +35,8 @@ CONSTANTS = {
     "continuous_action_output_shape": [2.0],
     "discrete_action_output_shape": [[3.0, 2.0]],
 }
-V2_SPEC = BehaviorSpec(
-    [
-        ObservationSpec.vector(4),
-        ObservationSpec.visual(3, 20, 30),
-        ObservationSpec.vector(5),
-        ObservationSpec.entities(6, 2),
-    ],
-    ActionSpec(2, (3, 2)),
-)
+VECTOR, IMAGE, LIST = SPEC.observation_specs
+V2_SPEC = SPEC._replace(observation_specs=[VECTOR, IMAGE, ObservationSpec.vector(5), LIST])
 V2 = {
     "inputs": {
         "vector_observation": ("batch", 9),
@@ -84,11 +75,7 @@ def rules(findings):
 
 
 V2_IMAGES = V2_SPEC._replace(
-    observation_specs=[
-        ObservationSpec.visual(3, 20, 30),
-        ObservationSpec.vector(9),
-        ObservationSpec.visual(1, 8, 8),
-    ]
+    observation_specs=[IMAGE, ObservationSpec.vector(9), ObservationSpec.visual(1, 8, 8)]
 )
 LEGACY = {"prev_action": ("batch", 2), "epsilon": ("batch", 2), "sequence_length": (1,)}
 IMAGES = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n", 1, 8, 8)}
@@ -124,10 +111,7 @@ def test_branches_of_a_v2_model_are_compared_by_their_sum():
 
 @pytest.mark.parametrize(
     ("absent", "actions", "zero"),
-    [
-        ("discrete", ActionSpec(2, ()), [[0.0]]),
-        ("continuous", ActionSpec(0, (3, 2)), [0.0]),
-    ],
+    [("discrete", ActionSpec(2, ()), [[0.0]]), ("continuous", ActionSpec(0, (3, 2)), [0.0])],
 )
 def test_zero_in_a_shape_constant_means_that_the_model_has_no_actions_of_this_kind(
     absent, actions, zero
@@ -249,29 +233,16 @@ def test_constants_are_read_from_initializers_constant_nodes_and_identity_nodes(
         helper.make_node("Constant", [], ["f"], value_float=1.0),
     ]
     weights = [
-        numpy_helper.from_array(tensors["a"], "a"),
-        numpy_helper.from_array(tensors["c"], "weight"),
+        numpy_helper.from_array(tensors[k], name) for k, name in (("a", "a"), ("c", "weight"))
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, [1])],
-        [helper.make_tensor_value_info(name, 1, [1]) for name in "abcdef"],
-        weights,
-    )
+    x, *results = (helper.make_tensor_value_info(name, 1, [1]) for name in "xabcdef")
+    graph = helper.make_graph(nodes, "g", [x], results, weights)
     constants = read_constants(helper.make_model(graph))
-    assert {name: value.tolist() for name, value in constants.items()} == {
-        name: value.tolist() for name, value in tensors.items()
-    }
+    assert constants == tensors
 
 
-def published():
-    graph = reference.policy(continuous=2, branches=(3,))
-    return build_model(graph), graph.spec
-
-
-def recurrent():
-    graph = reference.policy(continuous=2, memory=6)
+def built(**parts):
+    graph = reference.policy(continuous=2, **parts or {"branches": (3,)})
     return build_model(graph), graph.spec
 
 
@@ -387,7 +358,7 @@ ENDLESS = TensorProto(name="odd", data_type=1, dims=[0, 1 << 62])
 def test_damaged_model_is_found_by_model_findings_and_refused_by_check_and_onnx_policy(
     rule, damage, tmp_path
 ):
-    candidate, _ = published()
+    candidate, _ = built()
     damage(candidate)
     assert rule in {finding.rule for finding in model_findings(candidate)}
     path = tmp_path / "a.onnx"
@@ -401,7 +372,7 @@ def test_damaged_model_is_found_by_model_findings_and_refused_by_check_and_onnx_
 @pytest.mark.parametrize("values", [[np.nan], [np.inf], [-np.inf], [1.0, np.inf]], ids=str)
 @pytest.mark.parametrize("name", ["version_number", "memory_size"])
 def test_constants_that_are_not_finite_are_found_and_refused(name, values):
-    candidate, _ = published()
+    candidate, _ = built()
     tensor = one(candidate.graph.initializer, name=name)
     tensor.CopyFrom(numpy_helper.from_array(np.array(values, np.float32), name))
     declared(candidate, name).shape.dim[0].dim_value = len(values)
@@ -412,7 +383,7 @@ def test_constants_that_are_not_finite_are_found_and_refused(name, values):
 
 
 def test_faults_that_are_common_in_models_of_older_packages_are_reported_only_as_notes(tmp_path):
-    candidate, spec = recurrent()
+    candidate, spec = built(memory=6)
     resize("recurrent_out", 0, 1)(candidate)
     outputs = candidate.graph.output
     outputs.remove(one(outputs, name="deterministic_continuous_actions"))
@@ -427,7 +398,7 @@ def test_faults_that_are_common_in_models_of_older_packages_are_reported_only_as
 
 def test_a_model_without_deterministic_actions_is_still_compared_with_the_behavior():
     """The check for deterministic inference ends before it compares anything."""
-    candidate, spec = published()
+    candidate, spec = built()
     outputs = candidate.graph.output
     for name in ("deterministic_continuous_actions", "deterministic_discrete_actions"):
         outputs.remove(one(outputs, name=name))
@@ -476,7 +447,7 @@ OTHER_DOMAIN = helper.make_opsetid("ai.onnx.ml", 1)
     ],
 )
 def test_each_damage_to_a_model_is_found_by_the_publishing_rule_for_this_damage(rule, damage):
-    candidate, spec = published()
+    candidate, spec = built()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)
     findings = publishing_findings(candidate, spec)
@@ -494,7 +465,7 @@ def test_each_damage_to_a_model_is_found_by_the_publishing_rule_for_this_damage(
     ],
 )
 def test_memory_of_a_wrong_shape_is_found_before_publishing(damage, n_findings):
-    candidate, spec = recurrent()
+    candidate, spec = built(memory=6)
     assert publishing_findings(candidate, spec) == []
     damage(candidate)
     findings = rules(publishing_findings(candidate, spec))

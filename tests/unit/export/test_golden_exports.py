@@ -4,8 +4,6 @@ Digests may change only with an intended change of exports. Run this file as a p
 digests: `python -m tests.unit.export.test_golden_exports`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 

@@ -1,7 +1,5 @@
 """What an environment of Gymnasium gives goes into an exported policy as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium
@@ -164,10 +162,8 @@ def test_actions_are_elements_of_the_action_space_of_the_environment(space):
     of_file, codec = form(spaces.Box(0, 1, (2,)), space, scale=3.0)
     actions = codec.spec.action_spec.random_action(4, np.random.default_rng(0))
     expected = codec.actions.native(actions)
-    single = of_file.native(
-        codec.spec.action_spec.random_action(1, np.random.default_rng(1)), False
-    )
-    assert space.contains(single)
+    one = codec.spec.action_spec.random_action(1, np.random.default_rng(1))
+    assert space.contains(of_file.native(one, False))
     several = of_file.native(actions, True)
     batch = gymnasium.vector.utils.batch_space(space, 4)
     assert batch.contains(several)
@@ -282,13 +278,11 @@ def test_spaces_read_from_text_equal_the_written_spaces_and_a_too_long_space_is_
 
 def layout_of(*shapes, version=3, branches=()) -> ModelDescription:
     """The description of a file that does not know its environment's spaces."""
+    tensors = [TensorInfo(dtype="float32", shape=("batch", *shape)) for shape in shapes]
     return ModelDescription(
         version=version,
         memory_size=0,
-        inputs={
-            f"obs_{index}": TensorInfo(dtype="float32", shape=("batch", *shape))
-            for index, shape in enumerate(shapes)
-        },
+        inputs={f"obs_{index}": tensor for index, tensor in enumerate(tensors)},
         outputs={},
         continuous_size=1,
         discrete_branches=branches,
@@ -301,14 +295,10 @@ def layout_of(*shapes, version=3, branches=()) -> ModelDescription:
 def test_policy_file_without_spaces_accepts_network_inputs_and_names_their_shapes_in_errors():
     image, vector = np.full((2, 3, 24, 20), 1.5, np.float32), np.ones((2, 4))
     both = layout_of((3, 24, 20), (4,))
-    assert [a.tobytes() for a in network_steps([image, vector], None, both, "mine").obs] == [
-        image.tobytes(),
-        vector.astype(np.float32).tobytes(),
-    ]
-    assert [a.shape for a in network_steps((image[0], vector[0]), None, both, "mine").obs] == [
-        (1, 3, 24, 20),
-        (1, 4),
-    ]
+    batch = network_steps([image, vector], None, both, "mine").obs
+    assert [a.tobytes() for a in batch] == [a.astype(np.float32).tobytes() for a in (image, vector)]
+    single = network_steps((image[0], vector[0]), None, both, "mine").obs
+    assert [a.shape for a in single] == [(1, 3, 24, 20), (1, 4)]
     form = (
         r"mine: the observation is .*float32 \[N, 3, 24, 20\], an image channels first from 0 to 1"
         r", float32 \[N, 4\]$"
@@ -325,9 +315,8 @@ def test_policy_of_unity_package_1_expects_a_list_of_arrays_in_the_order_of_the_
             network_steps(value, None, old, "mine")
     for value in (np.ones((2, 4)), [np.ones((2, 4)), np.ones((2, 3, 24, 20))]):
         arrays = value if isinstance(value, list) else [value]
-        assert [array.tolist() for array in network_steps(value, None, old, "mine").obs] == [
-            array.tolist() for array in arrays
-        ]
+        read = network_steps(value, None, old, "mine").obs
+        assert [array.tolist() for array in read] == [array.tolist() for array in arrays]
 
 
 def test_policy_file_without_spaces_accepts_one_bool_mask_array_for_each_branch():

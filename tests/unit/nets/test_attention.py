@@ -1,7 +1,5 @@
 """Variable-length observations: attention equals a slow version; unused rows have no effect."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,12 +9,7 @@ import torch
 
 from pipeline.core.specs import DimensionProperty, ObservationSpec, ObservationType
 from pipeline.errors import SettingsError
-from pipeline.nets.attention import (
-    EntityEncoder,
-    ResidualSelfAttention,
-    is_padding,
-    softmax_short,
-)
+from pipeline.nets.attention import EntityEncoder, ResidualSelfAttention, is_padding, softmax_short
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.settings.trainer.schema import NetworkSettings
 
@@ -44,14 +37,10 @@ def crowd(counts, most, size, seed=1):
 
 def slowly(model, self_obs, observations):
     """Return outputs by the formulas in float64, one agent and one entity at a time, no padding."""
-    lists = [values.double().numpy() for values in observations]
-    fixed = [None] * len(lists[0]) if self_obs is None else self_obs.double().numpy()
-    return np.array(
-        [
-            reference.attention(model, fixed[k], [entities[k] for entities in lists])
-            for k in range(len(fixed))
-        ]
-    )
+    lists = zip(*(values.double().numpy() for values in observations), strict=True)
+    fixed = [None] * len(observations[0]) if self_obs is None else self_obs.double().numpy()
+    agents = zip(fixed, lists, strict=True)
+    return np.array([reference.attention(model, own, entities) for own, entities in agents])
 
 
 CASES = {
@@ -149,13 +138,8 @@ def test_encoder_reads_entities_vectors_images_and_goals_and_returns_hidden_unit
     specs = [ENTITIES(6, 5), VECTOR(3), ObservationSpec.visual(3, 20, 20), goal, ENTITIES(4, 2)]
     body = ObservationEncoder(specs, SMALL)
     assert body.hyper is not None
-    obs = [
-        crowd([2, 6], 6, 5),
-        torch.randn(2, 3),
-        torch.rand(2, 3, 20, 20),
-        torch.eye(2),
-        crowd([0, 3], 4, 2),
-    ]
+    obs = [crowd([2, 6], 6, 5), torch.randn(2, 3), torch.rand(2, 3, 20, 20), torch.eye(2)]
+    obs.append(crowd([0, 3], 4, 2))
     before = body(obs)
     assert before.shape == (2, 16)
     for index in range(len(obs)):

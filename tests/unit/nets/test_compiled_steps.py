@@ -3,8 +3,6 @@
 Only the traced operations are compared: compiling them takes seconds, and is left out.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -69,12 +67,9 @@ def stepped(toy, number):
     n, n_other, max_norm, toy.optimizer.learning_rate, factor = STEPS[number]
     toy.optimizer.average = None if factor is None else (lambda gradient: gradient.mul_(factor))
     draw = torch.Generator().manual_seed(number)
-    columns = {
-        "x": torch.randn(n, 3, generator=draw),
-        "y": torch.randn(n_other, 1, generator=draw),
-    }
+    x, y = torch.randn(n, 3, generator=draw), torch.randn(n_other, 1, generator=draw)
     toy.scale.fill_(1.0 + number)
-    results = toy.optimizer.descend(toy.losses, columns, max_norm=max_norm)
+    results = toy.optimizer.descend(toy.losses, {"x": x, "y": y}, max_norm=max_norm)
     kept = toy.optimizer.state_dict()["state"][0]
     return [*results, toy.optimizer.flat.detach(), toy.optimizer.gradient, *kept.values()]
 

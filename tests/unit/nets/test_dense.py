@@ -1,7 +1,5 @@
 """Large dense layers, which oneDNN computes if it is faster, give the same sums."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

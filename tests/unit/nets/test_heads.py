@@ -1,7 +1,5 @@
 """Action heads and value heads equal hand-worked or slow versions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -98,12 +96,9 @@ def test_each_gate_of_a_recurrent_layer_with_one_unit_has_the_xavier_bound_of_a_
 def test_the_group_critic_reads_memories_of_members_after_their_observations():
     torch.manual_seed(0)
     settings = NetworkSettings(hidden_units=8, memory=MemorySettings(memory_size=4))
-    critic = GroupCritic(BehaviorSpec([ObservationSpec.vector(3)], HYBRID), settings, ["extrinsic"])
-    wider = GroupCritic(
-        BehaviorSpec([ObservationSpec.vector(7)], HYBRID),
-        NetworkSettings(hidden_units=8),
-        ["extrinsic"],
-    )
+    specs = [BehaviorSpec([ObservationSpec.vector(n)], HYBRID) for n in (3, 7)]
+    critic = GroupCritic(specs[0], settings, ["extrinsic"])
+    wider = GroupCritic(specs[1], NetworkSettings(hidden_units=8), ["extrinsic"])
     wider.load_state_dict(critic.state_dict())
     obs, memory, actions = torch.randn(6, 3), torch.randn(6, 4), torch.randn(6, 7)
     groups = GroupLayout(size=3, wanted=torch.tensor([0, 1, 3, 4, 6]))

@@ -1,7 +1,5 @@
 """The recurrent layer equals slow versions, and padding has no effect."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

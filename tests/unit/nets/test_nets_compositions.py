@@ -1,7 +1,5 @@
 """Paired networks, and many agents at once, equal single networks and agents."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -76,9 +74,8 @@ def test_paired_q_networks_compute_the_same_action_values_as_two_separate_networ
         torch.testing.assert_close(values[i], twin(encoded, taken, sequences))
         torch.testing.assert_close(fresh_values[i], twin(encoded, fresh, sequences))
     # the policy learns from the first twin, which does not learn from it
-    expected = torch.autograd.grad(
-        alone.first(alone.first.body.features(obs), fresh, sequences).sum(), fresh
-    )
+    first = alone.first(alone.first.body.features(obs), fresh, sequences)
+    expected = torch.autograd.grad(first.sum(), fresh)
     fresh_values[0].sum().backward()
     torch.testing.assert_close(fresh.grad, expected[0])
     assert all(parameter.grad is None for parameter in twins.parameters())
@@ -100,9 +97,8 @@ def test_values_of_newly_sampled_actions_use_the_weights_of_both_q_networks_afte
     before = None
     for _ in range(2):
         values, fresh_values = twins(obs, taken=fresh, fresh=fresh, sequences=sequences)
-        for value, twin, fresh_value in zip(
-            values, (twins.first, twins.second), fresh_values, strict=True
-        ):
+        pairs = zip(values, (twins.first, twins.second), fresh_values, strict=True)
+        for value, twin, fresh_value in pairs:
             alone = twin(twin.body.features(obs), fresh, sequences)
             torch.testing.assert_close(value, alone)
             torch.testing.assert_close(fresh_value, alone)
@@ -114,12 +110,10 @@ def test_values_of_newly_sampled_actions_use_the_weights_of_both_q_networks_afte
 
 
 def test_the_two_q_networks_start_with_different_weights():
-    twins = TwinQNetworks(
-        BehaviorSpec(SEEN["vectors"], ActionSpec(2, (3,))), network(remembers=False), 2
-    )
-    for (name, first), second in zip(
-        twins.first.named_parameters(), twins.second.parameters(), strict=True
-    ):
+    spec = BehaviorSpec(SEEN["vectors"], ActionSpec(2, (3,)))
+    twins = TwinQNetworks(spec, network(remembers=False), 2)
+    pairs = zip(twins.first.named_parameters(), twins.second.parameters(), strict=True)
+    for (name, first), second in pairs:
         assert torch.equal(first, second) == ("bias" in name)
 
 

@@ -39,11 +39,9 @@ def decisions(policy, n=6, *, masked=True, n_goals=None):
     With `n_goals`, goals repeat after as many rows.
     """
     rng = np.random.default_rng(n)
-    obs = [
-        (3.0 * rng.normal(size=(n, *obs_spec.shape))).astype(np.float32)
-        for obs_spec in policy.spec.observation_specs
-    ]
-    for values, spec in zip(obs, policy.spec.observation_specs, strict=True):
+    specs = policy.spec.observation_specs
+    obs = [(3.0 * rng.normal(size=(n, *spec.shape))).astype(np.float32) for spec in specs]
+    for values, spec in zip(obs, specs, strict=True):
         if n_goals and spec.observation_type == ObservationType.GOAL_SIGNAL:
             values[:] = values[np.arange(n) % n_goals]
         values.flags.writeable = False  # as arrays from the wire may be
@@ -53,9 +51,7 @@ def decisions(policy, n=6, *, masked=True, n_goals=None):
     mask = mask if masked and mask else None
     in_numpy, in_torch = policy, copy.deepcopy(policy)
     in_torch.numpy_actor = None
-    return [
-        variant.act(obs, mask, torch.Generator().manual_seed(3)) for variant in (in_numpy, in_torch)
-    ]
+    return [x.act(obs, mask, torch.Generator().manual_seed(3)) for x in (in_numpy, in_torch)]
 
 
 def assert_same(decision, expected):

@@ -1,7 +1,5 @@
 """Optimizers: flat Adam, pairs, averages over processes, and states."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

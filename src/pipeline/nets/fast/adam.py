@@ -283,14 +283,9 @@ def adam_step(
 ) -> None:
     """Make one step of Adam in place on vectors [n]; the operations can be compiled.
 
-    Args:
-        gradient: the gradient; it is scaled down if it is longer than `max_norm`.
-        parameters: the parameters to move.
-        mean: first moment, the moving mean of gradients.
-        mean_square: second moment, the moving mean of squared gradients.
-        scales: [2] bias corrections of step t (arXiv 1412.6980, algorithm 1): the learning rate
-            over 1 - beta1^t, and 1 over the root of 1 - beta2^t.
-        max_norm: norm to which a longer gradient is scaled down, as in `clip_grad_norm_`.
+    `mean` and `mean_square` are the first and the second moment. `scales` [2] are the bias
+    corrections of step t (arXiv 1412.6980, algorithm 1): the learning rate over 1 - beta1^t, and 1
+    over the root of 1 - beta2^t. A gradient longer than `max_norm` is scaled down first.
     """
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:

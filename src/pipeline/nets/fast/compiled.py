@@ -77,9 +77,6 @@ class CompiledSteps:
     Minibatches that differ only in the length of tensors use the same program. The same program on
     the same machine gives the same results, bit for bit. The results of torch's `backward` differ
     by rounding, because `backward` adds numbers in another order.
-
-    Args:
-        optimizer: optimizer of the parameters, which also has their gradients.
     """
 
     def __init__(self, optimizer: FlatAdam) -> None:
@@ -94,17 +91,10 @@ class CompiledSteps:
         *,
         max_norm: float | None = None,
     ) -> list[Tensor]:
-        """Make one step that lowers the loss; return the other results of `losses`.
+        """Make one step as `FlatAdam.descend` does, for lengths of at least 2.
 
-        Args:
-            losses: function that returns the scalar loss and other results, which depend only on
-                the inputs, parameters and buffers; the same function at every call. A result that
-                reads a parameter gets the parameter's value before the step only if the loss reads
-                this parameter, too.
-            inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
-            lengths: `Length` of each input whose length, at least 2, differs between calls, by
-                name.
-            max_norm: norm to which a longer gradient is scaled down.
+        A result of `losses` that reads a parameter gets the parameter's value before the step only
+        if the loss reads this parameter, too.
         """
         optimizer = self._optimizer
         # With several processes the program does not move the parameters, because the gradient must

@@ -34,9 +34,7 @@ _FEW_ROWS = 3
 class NumpyActor:
     """Computes normalisers, actor and action heads in NumPy; each call uses the present weights.
 
-    Args:
-        normalizers: normalisers of the observations.
-        actor: an actor for which `fits` is true.
+    The actor must be one for which `fits` is true.
     """
 
     def __init__(self, normalizers: Normalizers, actor: Actor) -> None:
@@ -89,13 +87,10 @@ class NumpyActor:
         generator: torch.Generator | None,
         held: FloatArray | None = None,
     ) -> Sample[AnyArray]:
-        """Return actions for N agents.
+        """Return actions for N agents; the arguments are as for `Policy.act`.
 
-        Args:
-            obs: [N, *shape] of each observation.
-            allowed: bool [N, sum of branch sizes]; None if every choice is allowed.
-            generator: random stream of the actions; None chooses the most likely actions.
-            held: [N, A] standard normal numbers for continuous actions; None draws new numbers.
+        `allowed` is bool [N, sum of branch sizes], None if every choice is allowed. Without a
+        `generator` the most likely actions are chosen; `held` [N, A] replaces the drawn noise.
         """
         self._look_up()
         noise = None if generator is None else self._draw(len(obs[0]), generator)

@@ -83,11 +83,8 @@ def dense_pairs(
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
     """Return the pairs of two encoders' parameters, for a `DensePair`.
 
-    The list is empty unless both encoders consist of dense layers only, without normalisation.
-
-    Args:
-        first: an encoder.
-        second: an encoder of the same observations and settings; None if there is only one.
+    The list is empty unless both encoders consist of dense layers only, without normalisation. The
+    second is of the same observations and settings, or None if there is only one.
     """
     has_other_parts = first.encoders or first.attention is not None or first.hyper is not None
     if second is None or has_other_parts or first.dense.norms:
@@ -98,9 +95,7 @@ def dense_pairs(
 class DensePair:
     """Two `DenseLayers` of one shape that read the same rows; one batched product per layer.
 
-    Args:
-        parameters: [2, ...] weights and biases of both networks, layer after layer.
-        activation: name of the activation function.
+    `parameters` are [2, ...] weights and biases of both networks, layer after layer.
     """
 
     def __init__(self, parameters: Sequence[Tensor], activation: str) -> None:
