@@ -184,8 +184,7 @@ def _environments(
 ) -> tuple[Any, str]:
     """Return a run's environments for the trainer, and a text that gives their number.
 
-    `first` has the seed of the run's first environment, and the rank of this process among the
-    learners.
+    `first` has the seed of the first environment, and this process's rank among the learners.
     """
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]
@@ -427,8 +426,6 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     Raises:
         PipelineError: The file cannot be read, or has no policy.
     """
-    from pipeline.export.policy import OnnxPolicy
-
     path = Path(path)
     # An `.onnx` file is named after its behavior, so the name without `.onnx` is the behavior's.
     if path.suffix == ".onnx":

@@ -64,16 +64,13 @@ def check(arguments: argparse.Namespace) -> str:
     file = arguments.file
     parts = _by_kind([file])
     # A curriculum or sampler file may be given as `file` or by its option, but not by both.
-    named: dict[Kind, Path | None] = {
-        "curriculum": arguments.curriculum,
-        "sampler": arguments.sampler,
-    }
-    for kind, path in named.items():
-        if path is not None and kind in parts:
-            raise SettingsError(
-                f"{path}: {file} is also a {kind} file. Give only one file of each kind."
-            )
-        if path is not None:
+    kinds: tuple[Kind, ...] = ("curriculum", "sampler")
+    for kind in kinds:
+        if (path := getattr(arguments, kind)) is not None:
+            if kind in parts:
+                raise SettingsError(
+                    f"{path}: {file} is also a {kind} file. Give only one file of each kind."
+                )
             parts[kind] = path
     # `trainer` is None for a lone curriculum or sampler file, which is checked with the defaults.
     trainer = parts.get("trainer")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pipeline import files
 from pipeline.cli.parser import Parser, option
-from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
 
 _TABLES = "FILE.csv, FILE.jsonl, FILE.parquet or minari:DATASET"
@@ -36,12 +35,9 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("info", "describe a .demo file", info)
     command.add_argument("file", type=Path, help="the .demo file")
     option(command, "--plot PNG", "draw a histogram of the episodes' returns", type=Path)
+    text = "record episodes of a built-in simulator's expert"
     command = parser.add_command(
-        "record",
-        "record episodes of a built-in simulator's expert",
-        lambda arguments: record(
-            arguments.name, arguments.output, episodes=arguments.episodes, seed=arguments.seed
-        ),
+        "record", text, lambda given: record(given.name, given.output, given.episodes, given.seed)
     )
     command.add_argument("name", help="a built-in simulator that `pipeline env list` shows")
     _add_output(command, "the .demo file to write")
@@ -144,7 +140,7 @@ def info(arguments: argparse.Namespace) -> str:
     return f"{text}\nWrote {arguments.plot}"
 
 
-def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
+def record(name: str, target: Path, episodes: int, seed: int) -> str:
     """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
     # The function of the stage `demos` is used, so that the stage and this command write equal
     # files.
@@ -172,7 +168,9 @@ def import_(arguments: argparse.Namespace) -> str:
     source, columns = arguments.source, _columns(arguments.column)
     chosen = None
     if arguments.spec is not None:
-        chosen = spec_of(arguments.spec, _make_env, arguments.behavior)
+        from pipeline.api import make_env
+
+        chosen = spec_of(arguments.spec, make_env, arguments.behavior)
     if source.startswith(_MINARI):
         from pipeline.demos.minari_datasets import read_dataset
 
@@ -200,12 +198,6 @@ def import_(arguments: argparse.Namespace) -> str:
             action_scale=arguments.action_scale or (1.0,),
         )
     )
-
-
-def _make_env(source: str) -> BaseEnv:
-    from pipeline.api import make_env
-
-    return make_env(source)
 
 
 def _columns(texts: list[str]) -> dict[str, list[str]]:
@@ -257,11 +249,10 @@ def trim(arguments: argparse.Namespace) -> str:
     """Write the episodes that meet every condition to a new file; return lines on the episodes."""
     from pipeline.demos.demonstrations import trim_demo
 
-    conditions = {
-        name: getattr(arguments, name)
-        for name in ("episodes", "min_return", "max_return", "best")
-        if getattr(arguments, name) is not None
-    }
+    given = (
+        (key, getattr(arguments, key)) for key in ("episodes", "min_return", "max_return", "best")
+    )
+    conditions = {key: value for key, value in given if value is not None}
     if not conditions:
         raise SettingsError(
             "no condition says which episodes to keep; give --episodes, --min-return, --max-return "

@@ -27,7 +27,6 @@ from pipeline.tracking.run_metadata import git
 _PYTHONS = ((3, 11), (3, 13))
 # This is the minimum free space on the disk, in gigabytes of 10^9 bytes.
 _FREE_GB = 2.0
-_MOST_NAMED = 4
 _SERVER_WAIT_S = 2.0
 # The Unity Editor always connects to this port, as in ML-Agents.
 _EDITOR_PORT = 5004
@@ -43,11 +42,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command has no options
-    """Return a line for each check of the present folder and machine.
-
-    Raises:
-        NotReadyError: A check failed; the lines have been printed.
-    """
+    """Return a line for each check; if one fails, print the lines and raise NotReadyError."""
     root = Path.cwd()
     lines: list[str] = []
     problems: dict[str, str] = {}
@@ -139,7 +134,7 @@ def _locks(root: Path) -> str:
     # Other versions than the locked ones are not a TO DO: rl-pipeline allows ranges of versions.
     others = list(unlocked(locked(paths)))
     return (
-        f"not the locked versions: {few(others, _MOST_NAMED)}"
+        f"not the locked versions: {few(others)}"
         if others
         else "all packages have the locked versions"
     )
@@ -202,9 +197,8 @@ def _store(root: Path) -> str:
         return "turned off by PIPELINE_MLFLOW"
     uri = mlflow_store.default_uri(root)
     address = urlsplit(uri)
-    if uri.startswith("sqlite:///"):
+    if (file := mlflow_store.file_of(uri)) is not None:
         # The file is looked for first, because a client would create an empty store.
-        file = Path(uri.removeprefix("sqlite:///"))
         if not file.exists():
             return f"the first run will make {file.name}"
         try:
@@ -247,9 +241,8 @@ def _unity(root: Path) -> str:
     projects = [source for source in _sources(root) if isinstance(source, UnitySource)]
     for project in projects:  # `find_editor` raises an error if there is no suitable Editor
         find_editor(project.editor, root / project.project)
-    if projects:
-        return f"{len(projects)} projects, and an Editor to build them"
-    return "no Unity project in params.yaml, so no Editor is needed"
+    text = f"{len(projects)} projects, and an Editor to build them"
+    return text if projects else "no Unity project in params.yaml, so no Editor is needed"
 
 
 def _builds(root: Path) -> str:
@@ -258,9 +251,11 @@ def _builds(root: Path) -> str:
     builds = [source for source in _sources(root) if isinstance(source, PathSource)]
     for build in builds:
         executable_of(root / build.found(root))
-    if not builds:
-        return "none in params.yaml"
-    return f"{len(builds)} in params.yaml, each with an executable"
+    return (
+        f"{len(builds)} in params.yaml, each with an executable"
+        if builds
+        else "none in params.yaml"
+    )
 
 
 def _sources(root: Path) -> list[EnvironmentParams]:

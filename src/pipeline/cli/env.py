@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.cli.parser import Parser, option
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
 from pipeline.errors import FetchError, SettingsError, shell_command
-from pipeline.settings.project.environments import BridgeSource, EnvironmentParams
+from pipeline.settings.project.environments import BridgeSource, EnvironmentParams, named
 
 _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
 """For each removed option of `fetch`: a text about the option that replaces it."""
@@ -67,7 +67,6 @@ def _add_manifest(parser: argparse.ArgumentParser) -> None:
 
 def build(arguments: argparse.Namespace) -> str:
     """Pack an environment into an executable, and return a line about the file."""
-    from pipeline.settings.project.environments import BridgeSource, named
     from pipeline.simulators.pack import pack
 
     name, copies, target = arguments.name, arguments.copies, arguments.output
@@ -97,12 +96,8 @@ def build(arguments: argparse.Namespace) -> str:
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
-    """Return `environment` with the options of the command line.
-
-    The options are read like a section of params.yaml, so that the same checks apply to them.
-    """
+    """Return `environment` with the command line's options, checked as in params.yaml."""
     from pipeline.settings.nodes import from_plain
-    from pipeline.settings.project.environments import EnvironmentParams
 
     options = _pairs("--option", arguments.option)
     options |= {"source": environment.source, "id": environment.id}
@@ -162,8 +157,6 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
 
 
 def _registry(manifests: Sequence[str]) -> UnityEnvRegistry:
-    from pipeline.envs.registry import UnityEnvRegistry
-
     entries = UnityEnvRegistry()
     for manifest in manifests:
         entries.register_from_yaml(manifest)

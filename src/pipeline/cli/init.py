@@ -203,10 +203,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return the environment's name in params.yaml and in file names.
-
-    For a build, this is the name of the project's folder.
-    """
+    """Return the name in params.yaml and in files: for a build, the project folder's name."""
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
@@ -274,14 +271,10 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Return whether a behavior is of the kind for which XQC was measured.
-
-    This kind has one agent, only vector observations, and no discrete actions.
-    """
+    """Return whether XQC was measured for such behaviors: one agent, vectors, continuous."""
     observations, actions = behavior.spec
-    is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
     return (
-        is_alone
+        (behavior.n_agents, behavior.n_teams) == (1, 1)
         and not actions.discrete_branches
         and all(len(observation.shape) == 1 for observation in observations)
     )
@@ -413,18 +406,13 @@ def _repository(folder: Path) -> None:
 def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]:
     """Return trainer settings that suit a behavior's observations and actions.
 
-    Observations with few numbers get small networks, images get a convolutional encoder, images and
-    discrete actions get more exploration, and teams get self-play. The trainer is `trainer` if
-    given; else POCA for agents that share rewards, XQC where it has been measured to need the least
-    time, and PPO otherwise.
+    The trainer is `trainer` if given; else POCA for agents that share rewards, XQC where it has
+    been measured to need the least time, and PPO otherwise.
     """
     observations, actions = behavior.spec
     images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
-    n_numbers = sum(
-        math.prod(observation.shape)
-        for observation in observations
-        if len(observation.shape) < _IMAGE
-    )
+    others = (observation.shape for observation in observations if len(observation.shape) < _IMAGE)
+    n_numbers = sum(map(math.prod, others))
     choices = bool(actions.discrete_branches)
     # The values of the settings below are starting points for an unknown task, and are meant to be
     # changed.

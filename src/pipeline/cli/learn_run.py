@@ -45,10 +45,7 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned by the command line, and return where the results are.
-
-    If a signal comes, the state is saved and `Interrupted` is raised.
-    """
+    """Train as planned by the command line, and return where the results are."""
     # The configuration file may set `debug`, too, so the log level is not known before the settings
     # are read.
     if plan.settings.debug:
@@ -342,11 +339,9 @@ def run_folder(
 ) -> Iterator[RunFolder]:
     """Create the run's folder for a `with` block, which calls `start` once the run has started.
 
-    No other process may write into the folder meanwhile, unless this run is `read_only`.
-
-    An earlier run that `force` replaces is never deleted, but renamed to the first free name of
-    `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new files are
-    deleted and the earlier run gets its name back.
+    No other process may write into it, unless this run is `read_only`. An earlier run that `force`
+    replaces is renamed to `<folder>.1`, `<folder>.2`, ... If the block ends before the run has
+    started, the new files are deleted, and the earlier run gets its name back.
 
     Raises:
         SettingsError: There is an earlier run and neither `resume` nor `force`; there is no run to
@@ -394,10 +389,7 @@ def run_folder(
 
 
 def _runs_beside(folder: Path) -> str:
-    """Return a sentence that lists the runs in the parent folder of `folder`.
-
-    The runs with the most similar names come first.
-    """
+    """Return a sentence that lists the runs beside `folder`, the most similar names first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
     # `sort` is stable, so equally similar names stay in alphabetical order.
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
@@ -405,10 +397,7 @@ def _runs_beside(folder: Path) -> str:
 
 
 def _remove_started(paths: Iterable[Path]) -> None:
-    """Delete files and folders of a run that did not start.
-
-    A folder is kept if another run has started in it in the meantime.
-    """
+    """Delete files and folders of a run that did not start."""
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)

@@ -83,11 +83,7 @@ def _checked(file: Path, arguments: Namespace) -> str:
 
 
 def only_model(path: Path) -> Path:
-    """Return the only `.onnx` file in a folder; return any other path unchanged.
-
-    Raises:
-        ExportError: The folder has no `.onnx` file, or several.
-    """
+    """Return the only `.onnx` file in a folder, which must have one; any other path unchanged."""
     if not path.is_dir():
         return path
     # Final policies are in the run's folder, files of checkpoints one folder below.
@@ -104,14 +100,8 @@ def check(
 ) -> str:
     """Return a text on the Unity packages that load a file, and on its observations and actions.
 
-    Args:
-        path: the `.onnx` file.
-        spec: behavior to compare with; None for no comparison.
-        behavior: name of the behavior in messages.
-        full: whether to include version numbers, tensors, and the number of each broken rule.
-
     Raises:
-        ExportError: Unity does not load the file, or the file does not fit the behavior.
+        ExportError: Unity does not load the file, or the file does not fit the behavior `spec`.
     """
     from pipeline.export.contract import model_findings, publishing_findings
     from pipeline.export.layout import describe, load

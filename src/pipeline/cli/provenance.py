@@ -320,11 +320,7 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
-    """Check the code of all stages together.
-
-    This is necessary because sources that several stages share are stored in the first stage's
-    record.
-    """
+    """Check the code of all stages together: sources that they share are in the first record."""
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = sources.src_of(code_of(root)) / name

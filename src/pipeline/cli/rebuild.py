@@ -27,11 +27,7 @@ files."""
 
 
 def rebuild(root: Path) -> None:
-    """Rename the present MLflow store, and make a new one with a row for each run in `results/`.
-
-    Raises:
-        PipelineError: The store is not a file in the folder `root`, or params.yaml cannot be read.
-    """
+    """Rename the present MLflow store, and make a new one with a row for each run in `results/`."""
     params = load_params(root / "params.yaml")
     _set_aside(root)
     places = {
@@ -48,11 +44,7 @@ def rebuild(root: Path) -> None:
 
 
 def _set_aside(root: Path) -> None:
-    """Rename the project's store file, so that the next `Store.open` makes a new store.
-
-    Raises:
-        PipelineError: MLFLOW_TRACKING_URI names a store outside the project.
-    """
+    """Rename the project's store file, so that the next `Store.open` makes a new store."""
     uri = mlflow_store.default_uri(root := root.resolve())
     if (file := mlflow_store.file_of(uri)) is None or not file.resolve().is_relative_to(root):
         raise PipelineError(

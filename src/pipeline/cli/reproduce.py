@@ -29,7 +29,6 @@ from pipeline.tracking.run_metadata import git
 
 _log = logging.getLogger(__name__)
 
-_MOST_NAMED = 4
 _INSTALLED = ".installed"
 _MOST_BYTES = 1 << 26
 """Maximum size of archive.json in bytes."""
@@ -78,22 +77,21 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.engine == "dvc" and git(project, "rev-parse", "--show-prefix") != "\n":
         git(project, "init", "--quiet")  # DVC needs a repository in this folder
     _log.info("3 of 4: running the stages in %s", project)
-    command = ["run", *arguments.names, "--engine", arguments.engine]
-    code = _pipeline(folder, *command, "--cores", str(arguments.cores))
-    if code:
+    options = "--engine", arguments.engine, "--cores", str(arguments.cores)
+    if code := _pipeline(folder, "run", *arguments.names, *options).returncode:
         raise StageError(f"`pipeline run` in {project} ended with exit code {code}; see above")
     _log.info("4 of 4: comparing the results")
     compared = compare(project, digests, partial=bool(arguments.names))
     lines = [f"{len(compared.same)} of {len(digests)} results are identical."]
     if compared.missing:
-        lines.append(f"not made: {few(compared.missing, _MOST_NAMED)}")
+        lines.append(f"not made: {few(compared.missing)}")
     if compared.differs:
-        lines.append(f"different: {few(compared.differs, _MOST_NAMED)}")
+        lines.append(f"different: {few(compared.differs)}")
         lines += _first_cause(folder, compared.differs)
     holds = not compared.differs and not compared.missing
     if (project / "claims.yaml").is_file() and not arguments.names:
         # Claims can hold without equal bytes, because they are intervals and comparisons.
-        holds = _pipeline(folder, "claims", "check") == 0
+        holds = _pipeline(folder, "claims", "check").returncode == 0
         lines.append(f"The claims of claims.yaml {'hold' if holds else 'do not all hold'}.")
     if not holds:
         sys.stdout.write("\n".join(lines) + "\n")
@@ -102,10 +100,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comparison:
-    """Compare the results in a project with the digests in an archive.
-
-    With `partial`, results that the reproduction has not made are left out.
-    """
+    """Compare results with an archive's digests; `partial` leaves out results not made here."""
     verdicts: dict[str, list[str]] = {"same": [], "differs": [], "missing": []}
     for name, digest in sorted(digests.items()):
         made = project / name
@@ -117,10 +112,7 @@ def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comp
 
 
 def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
-    """Unpack an archive, and return the digests of its results.
-
-    Nothing is unpacked if an interrupted reproduction has already unpacked the archive.
-    """
+    """Unpack an archive, unless it is unpacked already, and return the digests of its results."""
     try:
         with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
             about = file.read(_MOST_BYTES)
@@ -174,11 +166,7 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
 
 
 def install(folder: Path, wheels: Path | None = None) -> None:
-    """Create the virtual environment of a reproduction, only with packages of its lock files.
-
-    Raises:
-        StageError: A package cannot be found, or has another SHA-256 than in the lock file.
-    """
+    """Create the virtual environment of a reproduction, only with packages of its lock files."""
     if (folder / ".venv" / _INSTALLED).is_file():
         _log.info("2 of 4: the environment is installed")
         return
@@ -217,13 +205,19 @@ def _call(command: Sequence[str], folder: Path) -> None:
         raise StageError(f"{folder / '.venv'}: {last_error(done.stderr or done.stdout)}")
 
 
-def _pipeline(folder: Path, *words: str) -> int:
-    """Call the archive's own `pipeline` in its project, and return the exit code."""
-    command = [_python(folder), "-m", "pipeline", *words]
+def _pipeline(
+    folder: Path, *words: str, is_captured: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Call the archive's own `pipeline` in its project."""
     sys.stdout.flush()
     return subprocess.run(  # noqa: S603  # the archive's code, which the user trusts
-        command, cwd=folder / "project", env=_variables(folder), check=False
-    ).returncode
+        [_python(folder), "-m", "pipeline", *words],
+        cwd=folder / "project",
+        env=_variables(folder),
+        capture_output=is_captured,
+        text=True,
+        check=False,
+    )
 
 
 def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
@@ -244,12 +238,6 @@ def _first_cause(folder: Path, differs: Sequence[str]) -> list[str]:
     model = next((name for name in differs if name.endswith(".onnx")), None)
     if model is None:
         return []
-    command = [_python(folder), "-m", "pipeline", "provenance", str(folder / "project" / model)]
-    done = subprocess.run(  # noqa: S603  # the archive's code, as above
-        [*command, "--diff", str(folder / model)],
-        env=_variables(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    files = str(folder / "project" / model), "--diff", str(folder / model)
+    done = _pipeline(folder, "provenance", *files, is_captured=True)
     return done.stdout.splitlines()[4:] or done.stderr.splitlines()

@@ -73,12 +73,8 @@ def run(arguments: argparse.Namespace) -> str:
         command = ["dvc", "repro", *(target.dvc for target in chosen)]
     else:
         refuse_files_of_the_future(params)
-        command = [
-            "snakemake",
-            "--cores",
-            str(arguments.cores),
-            *(target.file for target in chosen),
-        ]
+        command = ["snakemake", "--cores", str(arguments.cores)]
+        command += [target.file for target in chosen]
     if arguments.dry_run:
         return shell_command(*command)
     names = [target.dvc for target in chosen]
@@ -142,11 +138,9 @@ def _take_from_snakemake(root: Path) -> None:
 def _run_with_progress(
     command: Sequence[str], root: Path, params: Params, target_names: Sequence[str], cores: int
 ) -> bool:
-    """Run an engine, and show the progress of its stages; its output goes to a log.
+    """Run an engine and show the progress of its stages; its output goes to a log.
 
-    Returns:
-        Whether no stage ran: no stage has reported a start, and none was out of date. Stages that a
-        user has added do not report.
+    Return whether no stage ran: stages that a user has added report no start.
     """
     from pipeline.cli.progress import Screen
     from pipeline.dag import recorder  # this imports NumPy, which the engines do not need
@@ -284,11 +278,7 @@ class Target:
 
 
 def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
-    """Return the engines' targets for names in params.yaml.
-
-    Raises:
-        SettingsError: A name is unknown, or its experiment does not have the stage.
-    """
+    """Return the engines' targets for names in params.yaml; refuse unknown names and stages."""
     pairs: dict[tuple[str, int], None] = {}
     for name in names:
         runs = params.runs_of(name)

@@ -89,15 +89,12 @@ class Times:
         return max(self.loop_s - named, 0.0)
 
     def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
-        """Return the predicted speed-up of collecting experience after the given changes.
-
-        The prediction assumes that there are enough cores.
+        """Return the predicted speed-up of collecting experience, given enough cores.
 
         Environments step in parallel, but their messages are read and stored one by one; a batch of
         decisions takes about the same time for any number of agents. Several environments step in
         groups: one group works while the trainer handles the others. With `threaded` the update
-        uses the time in which the trainer would wait, and adds time only if the update takes
-        longer.
+        uses the time in which the trainer would wait, and adds time only if it takes longer.
 
         Args:
             n_times: factor on the number of environments.
@@ -249,8 +246,7 @@ def _fitting_pace(
 ) -> float | None:
     """Return the `steps_per_update` with which updates fill the waiting time.
 
-    None unless exactly one behavior has learned from a replay. NaN if every exchange had updates
-    that took longer than the exchange, so that no waiting time was measured.
+    None unless exactly one behavior learned from a replay; NaN if no waiting time was measured.
     """
     n_done, n_rows, n_rollouts = (
         int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")
@@ -281,10 +277,7 @@ def _fitting_pace(
 
 
 def _total(nodes: Sequence[_Timed], names: Sequence[str], *, apart: bool = False) -> float:
-    """Return the sum of seconds of the nodes with these names in the loop's thread.
-
-    With `apart` the nodes of other threads count instead.
-    """
+    """Return the seconds of the named nodes in the loop's thread, or with `apart` in others."""
     chosen = (node for name, node, in_thread in nodes if name in names and in_thread == apart)
     return sum(float(node["total"]) for node in chosen)
 
@@ -339,12 +332,10 @@ def _advice(times: Times) -> list[str]:
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
-    bound = (
-        "If the trainer took no time, the run would be "
-        f"{times.steady_s / waiting:.1f} times as fast"
-    )
+    faster = times.steady_s / waiting
     lines = [
-        f"{bound}; the remaining time is spent in the environment.",
+        f"If the trainer took no time, the run would be {faster:.1f} times as fast; the remaining "
+        "time is spent in the environment.",
         "Changes that help, best first:",
     ]
     changes = {
