@@ -23,6 +23,7 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         ("", ["--torch-device=warp"], "--torch-device: 'warp' cannot be used here"),
         ("", ["--run-id=new", "--resume"], "Previous data from this run ID was not found."),
         ("", ["--run-id=run"], "Previous data from this run ID was found."),
+        ("", ["--initialize-from=old"], "Could not initialize from results/old."),
         *[
             ("", ["--force", f"--run-id={name}"], "does not name a folder in results")
             for name in ("../elsewhere", ".", "", "/tmp")  # noqa: S108  # never made

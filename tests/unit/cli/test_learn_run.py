@@ -58,13 +58,7 @@ def test_learn_passes_all_settings_to_the_trainer_and_the_new_paths_of_moved_ini
     asked, tmp_path
 ):
     run = settings(force=True)
-    plan = Plan(
-        settings=run,
-        flags={},
-        base_port=6000,
-        starting_lesson=2,
-        learners=2,
-    )
+    plan = Plan(settings=run, flags={}, base_port=6000, starting_lesson=2, learners=2)
     moved = tmp_path / "x.1"
     folder = RunFolder(tmp_path / "x", replaced=moved)
     folder.path.mkdir()
@@ -137,15 +131,10 @@ def test_each_of_several_runs_has_its_own_folder_seed_and_timers(monkeypatch, tm
         begun.append((given.env_settings.seed, folder.path.name))
         folder.start()
         timers.start()
+        numbers = {"steps": 70, "n_episodes": 1, "mean_reward": None}
         results = {
-            name: BehaviorResult(
-                steps=70,
-                n_updates=n_updates,
-                n_episodes=1,
-                mean_reward=None,
-                checkpoint=folder.path / name,
-            )
-            for name, n_updates in (("A", 2), ("B", len(begun)))
+            name: BehaviorResult(n_updates=count, checkpoint=folder.path / name, **numbers)
+            for name, count in (("A", 2), ("B", len(begun)))
         }
         seconds = {"total": 10.0 * len(begun), "update": 1.0}
         result = TrainResult(behaviors=results, seconds=seconds, n_exchanges=50 + len(begun))
@@ -173,15 +162,9 @@ def test_summary_prints_evaluate_command_for_one_or_several_policies(names, tmp_
     """Regression: the command named one of two policies, and so evaluated one behavior only."""
     settings = load_run_settings(None)
     env = replace(settings.env_settings, env_path="./my game")
-    result = TrainResult(
-        behaviors={
-            name: BehaviorResult(
-                steps=1, n_updates=1, n_episodes=0, mean_reward=None, checkpoint=tmp_path / "c.pt"
-            )
-            for name in names
-        },
-        seconds={},
-    )
+    numbers = {"steps": 1, "n_updates": 1, "n_episodes": 0, "mean_reward": None}
+    played = BehaviorResult(checkpoint=tmp_path / "c.pt", **numbers)
+    result = TrainResult(behaviors=dict.fromkeys(names, played), seconds={})
     folder = SimpleNamespace(path=tmp_path, started=False)
     said = learn_run._summary(replace(settings, env_settings=env), folder, result)
     played = tmp_path if len(names) > 1 else tmp_path / "Echo.onnx"
