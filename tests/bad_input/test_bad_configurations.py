@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from command import CONFIG
 
-from pipeline.cli.main import main
-
 # An environment that writes a file when it is started.
 TOUCHES = "touch started; exec sleep 1000"
 CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
@@ -31,17 +29,13 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
     ],
 )
 def test_impossible_run_is_refused_before_the_environment_starts(
-    place, monkeypatch, capsys, more, options, expected
+    place, here, refused, more, options, expected
 ):
     place.config(CONFIG + more)
     env = place.program(TOUCHES)
-    (place.folder / "elsewhere").mkdir()
-    (place.folder / "results/run").mkdir(parents=True)
-    (place.folder / "results/run/old").write_text("precious")
-    monkeypatch.chdir(place.folder)
+    (here / "elsewhere").mkdir()
+    (here / "results/run").mkdir(parents=True)
+    (here / "results/run/old").write_text("precious")
     before = place.files()
-    assert main(["learn", "config.yaml", "--env", str(env), *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert expected in line
+    assert expected in refused("learn", "config.yaml", "--env", env, *options)
     assert place.files() == before

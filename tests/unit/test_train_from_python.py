@@ -127,11 +127,7 @@ def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
     ("env", "options", "said"),
     [
         (Beacon(), {"num_envs": 2}, "num_envs: an environment object is only one environment"),
-        (
-            Beacon(),
-            {"n_agents": 2},
-            "n_agents, env_options: cannot be given for an environment object",
-        ),
+        (Beacon(), {"n_agents": 2}, "n_agents, env_options: cannot be given for an environment"),
         (None, {"n_agents": 2}, "n_agents: cannot be given for an executable; give env_args"),
     ],
 )
@@ -142,9 +138,7 @@ def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_cop
         train(env, tmp_path, **options)
 
 
-def test_train_replaces_an_earlier_run_only_if_force_is_true_and_may_start_from_its_weights(
-    tmp_path,
-):
+def test_train_replaces_an_earlier_run_only_by_force_and_may_start_from_its_weights(tmp_path):
     run = tmp_path / "run"
     first = weights(train(Beacon, run))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -171,12 +165,8 @@ def test_init_from_accepts_a_checkpoint_the_folder_of_a_run_or_behavior_and_the_
     caplog.set_level("INFO")
     train(Beacon, tmp_path / "first")
     file = tmp_path / "first/Beacon/checkpoint.pt"
-    source = {
-        "file": file,
-        "folder": str(tmp_path / "first"),
-        "name": "first",
-        "behavior": file.parent,
-    }[form]
+    sources = {"file": file, "folder": str(tmp_path / "first"), "name": "first"}
+    source = (sources | {"behavior": file.parent})[form]
     settings = {"behaviors": {"Lighthouse": SETTINGS["default_settings"]}}
     pipeline.train(Lighthouse, settings, seed=2, run_dir=tmp_path / "second", init_from=source)
     assert f"Lighthouse begins with the weights of {file}" in caplog.text

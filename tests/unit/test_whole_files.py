@@ -91,9 +91,7 @@ def test_glob_characters_in_a_file_name_are_taken_literally(tmp_path):
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_error_for_a_locked_folder_names_the_id_of_the_process_that_holds_the_lock(
-    tmp_path,
-):
+def test_error_for_a_locked_folder_names_the_process_that_holds_the_lock(tmp_path):
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
@@ -250,9 +248,7 @@ def test_error_messages_propose_only_sufficiently_similar_names(tmp_path, typed,
     assert files.similar(tmp_path / typed) == said
 
 
-def test_listing_of_a_folder_names_subfolders_first_and_only_a_limited_number_of_entries(
-    tmp_path, monkeypatch
-):
+def test_listing_of_a_folder_names_subfolders_first_and_limits_its_entries(tmp_path, monkeypatch):
     for name in "abcdefg":
         (tmp_path / f"{name}.yaml").touch()
     (tmp_path / "ppo").mkdir()
