@@ -405,16 +405,6 @@ class LoadedPolicy:
             chosen = np.atleast_1d(agents)
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
-    if not TYPE_CHECKING:  # it would make every name an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for a removed method, the message names its replacement."""
-            instead = {
-                "native": ": `act` returns the environment's action",
-                "end": ": call `reset`",
-            }
-            raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
-
 
 def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     """Return the policy of a checkpoint or of an ONNX file, ready to act on observations.

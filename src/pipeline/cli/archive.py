@@ -181,11 +181,8 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
         readers = ((member.name, archive.extractfile(member)) for member in members)
         found = {name: reader.read() for name, reader in readers if reader is not None}
     made = tuple(f"{name}/" for name in _MADE)
-    return {
-        name: data
-        for name, data in found.items()
-        if not name.startswith(made) and name not in _MADE
-    }, commit.strip()
+    kept = [name for name in found if not name.startswith(made) and name not in _MADE]
+    return {name: found[name] for name in kept}, commit.strip()
 
 
 def _refuse_pending(root: Path) -> None:
@@ -210,10 +207,8 @@ def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
             inside = [root / path] if (root / path).is_file() else sorted((root / path).rglob("*"))
             names |= {file.relative_to(root).as_posix() for file in inside if file.is_file()}
     made = tuple(f"{name}/" for name in _MADE)
-    return sorted(
-        name for name in names - {*sources, *_MADE} if not name.startswith(made)
-        and "__pycache__" not in name
-    )  # fmt: skip
+    others = names - {*sources, *_MADE}
+    return sorted(n for n in others if not n.startswith(made) and "__pycache__" not in n)
 
 
 def _fetched(params: Params) -> Iterator[tuple[str, Path]]:
@@ -248,9 +243,9 @@ def _locks(root: Path) -> dict[str, Path]:
     folders = (code_of(root) / "locks", root / "locks")
     found = {path.name: path for folder in folders for path in sorted(folder.glob("*.txt"))}
     if missing := [name for name in (TORCH, TRAIN) if name not in found]:
+        file = f"{root}: locks/{missing[0]}"
         raise StageError(
-            f"{root}: locks/{missing[0]} is missing; `make lock` in a clone of rl-pipeline writes "
-            "this file"
+            f"{file} is missing; `make lock` in a clone of rl-pipeline writes this file"
         )
     return {name: path for name, path in found.items() if name != "dev.txt"}
 
@@ -313,9 +308,8 @@ def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     command += [word for path in wanted for word in ("-r", str(path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # pip
     if done.returncode:
-        raise StageError(
-            f"--with-packages: pip cannot download the packages: {last_error(done.stderr)}"
-        )
+        error = last_error(done.stderr)
+        raise StageError(f"--with-packages: pip cannot download the packages: {error}")
     return {f"packages/{path.name}": path for path in sorted(folder.iterdir())}
 
 

@@ -82,9 +82,7 @@ def find(name: str) -> Run:
             "folder of a run of `pipeline learn`"
         )
     params = load_params("params.yaml")
-    known = [
-        f"{key}-{seed}" for key, section in params.experiments.items() for seed in section.seeds
-    ]
+    known = [f"{key}-{seed}" for key, one in params.experiments.items() for seed in one.seeds]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
     # The name is split at the last hyphen, because names of experiments may have hyphens.
@@ -220,9 +218,8 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
 
     records = read(run.policies[0])
     # A pretrained policy has several records; the card shows the settings of the training.
-    trained = next(
-        (record for record in records if record["stage"] in ("train", "learn")), records[-1]
-    )
+    trainings = (record for record in records if record["stage"] in ("train", "learn"))
+    trained = next(trainings, records[-1])
     settings: Mapping[str, Any] = trained["parameters"].get("settings", trained["parameters"])
     metrics, names = run.metrics, [policy.name for policy in run.policies]
     rest = ["--env-args", *run.env_args] if run.env_args else []

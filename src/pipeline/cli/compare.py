@@ -304,11 +304,10 @@ def _of_dag(run: Path) -> list[Outcome]:
             "and its path is not results/train/<experiment> or results/train/<experiment>/seed<k>"
         )
     environment = _environment_of(Path(results), name)
-    outcomes = [
-        trial
-        for seed in seeds
-        for trial in trials_of(Path(results), name, seed, environment=environment)
-    ]
+    trials_by_seed = (
+        trials_of(Path(results), name, seed, environment=environment) for seed in seeds
+    )
+    outcomes = [trial for found in trials_by_seed for trial in found]
     if not outcomes:
         raise SettingsError(f"{run}: has neither a learning curve nor episodes; train it first")
     return outcomes
@@ -436,19 +435,12 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
     # `tables.rows` returns every column; the table shows only those in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
-    lines = [
-        brief(task.name),
-        tables.conclusion(task),
-        "",
-        *aligned([[row[k] for k in indices] for row in rows], first_number=1),
-    ]
+    table = aligned([[row[k] for k in indices] for row in rows], first_number=1)
+    lines = [brief(task.name), tables.conclusion(task), "", *table]
     names = [standing.experiment for standing in task.standings]
     if names[0] in settings:
-        setups = {
-            name: setup_of(settings[name][0], task.behavior, settings[name][1])
-            for name in names
-            if name in settings
-        }
+        known = {name: settings[name] for name in names if name in settings}
+        setups = {name: setup_of(run, task.behavior, dag) for name, (run, dag) in known.items()}
         # Differences of the settings explain the figures, so they are printed below the table.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]

@@ -48,15 +48,12 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
-    text = (
-        "for a Minari dataset: the environment that gives the dataset its spaces and environment id"
-    )
-    option(command, "--env gymnasium:ID", text)
+    text = "the environment that gives the dataset its spaces and environment id"
+    option(command, "--env gymnasium:ID", f"for a Minari dataset: {text}")
     text = "join several .demo files into one"
     command = parser.add_command("merge", text, merge)
-    command.add_argument(
-        "files", nargs="+", type=Path, help=".demo files or folders, which are joined in this order"
-    )
+    text = ".demo files or folders, which are joined in this order"
+    command.add_argument("files", nargs="+", type=Path, help=text)
     _add_output(command, "the .demo file to write")
     text = "behavior name to write, if the files' behaviors have different names"
     option(command, "--behavior NAME", text)
@@ -133,9 +130,8 @@ def info(arguments: argparse.Namespace) -> str:
     # episode cannot be compared with them.
     returns = demo.returns()
     if not returns:
-        raise DemonstrationError(
-            f"{arguments.file}: has no ended episode, so there is no return to plot"
-        )
+        text = f"{arguments.file}: has no ended episode, so there is no return to plot"
+        raise DemonstrationError(text)
     plot_returns(arguments.plot, returns, title=f"{demo.behavior_name}, {arguments.file.name}")
     return f"{text}\nWrote {arguments.plot}"
 

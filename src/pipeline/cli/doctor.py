@@ -107,12 +107,8 @@ def _engine(name: str) -> Callable[[Path], str]:
             text = "is running here, or was killed; if it is not running: snakemake --unlock"
             raise Problem(f"{version} {text}")
         config = root / ".dvc/config"
-        if (
-            name == "dvc"
-            and config.is_file()
-            and "no_scm" not in config.read_text(encoding="utf-8")
-            and git(root, "rev-parse", "--git-dir") is None
-        ):
+        needs_git = config.is_file() and "no_scm" not in config.read_text(encoding="utf-8")
+        if name == "dvc" and needs_git and git(root, "rev-parse", "--git-dir") is None:
             raise Problem(f"{version} finds no git repository here; run git init, or install git")
         return f"{version}, {program}"
 
@@ -133,11 +129,8 @@ def _locks(root: Path) -> str:
     paths = sorted(folder.glob("*.txt"))
     # Other versions than the locked ones are not a TO DO: rl-pipeline allows ranges of versions.
     others = list(unlocked(locked(paths)))
-    return (
-        f"not the locked versions: {few(others)}"
-        if others
-        else "all packages have the locked versions"
-    )
+    text = f"not the locked versions: {few(others)}"
+    return text if others else "all packages have the locked versions"
 
 
 def _check_mujoco() -> None:

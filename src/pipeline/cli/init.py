@@ -95,9 +95,8 @@ class Behavior:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="folder of the project; it may exist"
-    )
+    text = "folder of the project; it may exist"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=text)
     which = parser.add_mutually_exclusive_group()
     text = "the environment: a name that `pipeline env list` shows, or module:function; default: \
 balance_ball, an example"
@@ -116,9 +115,8 @@ def run(arguments: argparse.Namespace) -> str:
     """Ask the environment for its specification, and write the project."""
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
-        raise SettingsError(
-            f"{folder}: is a file; give a new folder, or one with your module in it"
-        )
+        text = f"{folder}: is a file; give a new folder, or one with your module in it"
+        raise SettingsError(text)
     demo = arguments.demo
     if demo is not None and not Path(demo).is_file():
         hint = similar(Path(demo)) or "; name a .demo file"
@@ -158,9 +156,9 @@ def run(arguments: argparse.Namespace) -> str:
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
         lines.append(f"balance_ball is an example; give your own environment by {WAYS}.")
-    lines.append("Run everything, with a table at the end:")
     there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
-    return "\n".join([*lines, f"{there}pipeline run --cores 2"])
+    lines += ["Run everything, with a table at the end:", f"{there}pipeline run --cores 2"]
+    return "\n".join(lines)
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
@@ -306,8 +304,7 @@ def _texts(
     tried = dump_yaml({"behaviors": steps})
     entry = dump_yaml({name: {"source": environment.source, **options}})
     experiment = f"{name}_{kind}"
-    recorded: dict[str, Any] = {}
-    cloning: dict[str, Any] = {}
+    recorded, cloning = dict[str, Any](), dict[str, Any]()
     if demo is not None:
         recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
         pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
@@ -346,14 +343,10 @@ def _texts(
         ),
     }
     root = checkout()
-    copied = [
-        path for name in _COPIED for path in (root / name, *sorted(root.glob(f"{name}/**/*")))
-    ]
-    return texts | {
-        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
-        for path in copied
-        if path.is_file()
-    }
+    for path in (path for name in _COPIED for path in (root / name, *root.glob(f"{name}/**/*"))):
+        if path.is_file():
+            texts[path.relative_to(root).as_posix()] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def template(name: str) -> str:

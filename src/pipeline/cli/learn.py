@@ -87,7 +87,7 @@ def _given_elsewhere(option: str) -> str | None:
     places = places_in_behavior()
     # The cutoff is high, because most mistyped words are options, and the parser itself proposes
     # the nearest option.
-    options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
+    options = {option.dest for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
     place = WORDS[key][0] if key in WORDS else places[near[0]] if near else None
     return place and f"{place} is a key of CONFIG, under a behavior's name"

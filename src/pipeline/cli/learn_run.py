@@ -60,19 +60,11 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     settings = _with_compile(settings.with_seed(_seed(settings, run_dir)), run_dir)
     # Weights are checked before the folder is made, so that a wrong name leaves nothing behind.
     weights = first_weights(settings)
-    with (
-        # `signals` comes before `run_folder`, so that `run_folder` also cleans up after SIGTERM.
-        process.signals(),
-        run_folder(
-            run_dir,
-            resume=checkpoint.resume,
-            force=checkpoint.force,
-            read_only=_is_read_only(settings),
-        ) as folder,
-    ):
-        timers = TimersSink(
-            run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
-        )
+    how = {"resume": checkpoint.resume, "force": checkpoint.force}
+    # `signals` comes before `run_folder`, so that `run_folder` also cleans up after SIGTERM.
+    with process.signals(), run_folder(run_dir, **how, read_only=_is_read_only(settings)) as folder:
+        facts = process_facts(trainer=_TRAINER)
+        timers = TimersSink(run_dir / LOGS / "timers.json", metadata=facts)
         result = _train(plan, settings, folder, weights, timers)
         # A run that was finished before, or is only played, keeps the times of its training.
         if folder.started and not _is_read_only(settings):
@@ -106,9 +98,8 @@ def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> s
         played = run_dir if others else files.named(run_dir, only, ".onnx")
         args = settings.env_settings.env_args
         rest = ["--env-args", *args] if args else []
-        lines.append(
-            f"Play it: {shell_command('pipeline', 'evaluate', played, '--env', env, *rest)}"
-        )
+        command = shell_command("pipeline", "evaluate", played, "--env", env, *rest)
+        lines.append(f"Play it: {command}")
     return "\n".join(lines)
 
 
@@ -199,13 +190,10 @@ def _train(
         _write_configuration(settings, run_dir)
 
     def on_start() -> None:
-        versions = process_facts(trainer=_TRAINER)
-        _log.info(
-            "Version information: %s, Communicator API %s, PyTorch %s",
-            versions["trainer"],
-            versions["communication_protocol_version"],
-            versions["pytorch_version"],
-        )
+        facts = process_facts(trainer=_TRAINER)
+        keys = "trainer", "communication_protocol_version", "pytorch_version"
+        text = "Version information: %s, Communicator API %s, PyTorch %s"
+        _log.info(text, *(facts[key] for key in keys))
         _write_configuration(settings, run_dir)
         # If an error occurs before this line, `run_folder` restores the folder.
         folder.start()

@@ -40,20 +40,17 @@ def add_options(parser: Parser) -> None:
     compared = command.add_mutually_exclusive_group()
     option(compared, "--env NAME", "compare with a behavior of an environment")
     option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
-    option(
-        command, "--behavior NAME", "the behavior to compare with; default: the .onnx file's name"
-    )
-    option(
-        command, "--full", "also print version numbers, tensors, and the number of each broken rule"
-    )
+    text = "the behavior to compare with; default: the .onnx file's name"
+    option(command, "--behavior NAME", text)
+    text = "also print version numbers, tensors, and the number of each broken rule"
+    option(command, "--full", text)
 
 
 def _run(arguments: Namespace) -> str:
     """Return a text about each file; before an error, print the texts about valid files."""
     if arguments.behavior and not (arguments.env or arguments.demo):
-        raise SettingsError(
-            "--behavior: needs --env or --demo, which has the behavior; give one of them"
-        )
+        text = "--behavior: needs --env or --demo, which has the behavior; give one of them"
+        raise SettingsError(text)
     # Every file is checked, even after a mistake in an earlier file.
     texts, mistakes = [], Mistakes()
     for file in arguments.files:

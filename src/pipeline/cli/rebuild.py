@@ -68,10 +68,9 @@ def _make_row(run: run_context.Run) -> None:
             continue
         facts = read_map(run.root / WORK / stage / run.instance / "stage.json")
         # `key_of` reads only these attributes of a stage's job, which no longer exists.
+        digest = facts.get("fingerprint", "")
         job: Any = SimpleNamespace(
-            job=SimpleNamespace(stage=stage),
-            fingerprint=facts.get("fingerprint", ""),
-            resumed=False,
+            job=SimpleNamespace(stage=stage), fingerprint=digest, resumed=False
         )
         key = run_context.key_of(run, job)
         tags = {name: text for name, text in key.tags.items() if name not in _OF_NOW}

@@ -58,9 +58,8 @@ def run(arguments: argparse.Namespace) -> str:
     """Write the plan, let an engine make the targets, and return the table of results."""
     root, engine = Path.cwd(), arguments.engine
     if arguments.stage is not None and not arguments.names:
-        raise SettingsError(
-            "--stage: needs names; give the experiments or runs to end with this stage"
-        )
+        text = "--stage: needs names; give the experiments or runs to end with this stage"
+        raise SettingsError(text)
     params = load_params(root / "params.yaml")
     # The table of runs is written before the engine starts: both engines read it, and not
     # params.yaml.
@@ -106,9 +105,8 @@ def _refuse_without_dvc(root: Path) -> None:
 @contextlib.contextmanager
 def _run_lock(root: Path) -> Iterator[None]:
     """Hold the folder's lock, to refuse a second `pipeline run` with a clear error."""
+    (root / WORK).mkdir(parents=True, exist_ok=True)
     lock = FileLock(root / WORK / "run.lock")
-    lock_file = Path(lock.lock_file)
-    lock_file.parent.mkdir(parents=True, exist_ok=True)
     try:
         # The engines have locks, too, but the engines' errors do not name the command that runs.
         lock.acquire(timeout=0)
@@ -153,7 +151,6 @@ def _run_with_progress(
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
     # Events go into a file in the project, because jobs of a cluster run on other machines.
-    (root / WORK).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
         # Stages append to this file; each event is one line of JSON.
@@ -305,9 +302,8 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
     experiment = params.experiment(name)
     last = stage or experiment.stages[-1]
     if last not in experiment.stages:
-        raise SettingsError(
-            f"{params.path}: {name!r} has no stage {last!r}, only {', '.join(experiment.stages)}"
-        )
+        text = f"{name!r} has no stage {last!r}, only {', '.join(experiment.stages)}"
+        raise SettingsError(f"{params.path}: {text}")
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
     # Each stage's target is one of its outputs; it is policy.pt for the stages that are not listed

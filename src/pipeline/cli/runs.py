@@ -116,18 +116,9 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
                     score=run.data.metrics.get(mlflow_store.SCORE),
                 )
             )
-    return sorted(
-        rows,
-        # Seeds are sorted as numbers; the workspace comes before DVC experiments, and current rows
-        # come before superseded rows.
-        key=lambda row: (
-            row.experiment,
-            int(row.seed),
-            row.variant != run_metadata.WORKSPACE,
-            row.variant,
-            not row.current,
-        ),
-    )
+    # The workspace comes before DVC experiments, and current rows before superseded rows.
+    rows.sort(key=lambda row: (row.variant != run_metadata.WORKSPACE, row.variant, not row.current))
+    return sorted(rows, key=lambda row: (row.experiment, int(row.seed)))
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
