@@ -153,11 +153,7 @@ def _connected(sent: list[bytes]) -> unity.UnityEnvironment:
         return unity.UnityEnvironment(side_channels=channels)
 
 
-def _size(sent: list[bytes]) -> int:
-    return sum(map(len, sent))
-
-
-@fuzz(_conversations(), examples=120, size=_size)
+@fuzz(_conversations(), examples=120)
 def test_messages_of_a_hostile_environment_are_accepted_or_refused(
     sent: list[bytes], folder: Path
 ) -> None:
@@ -216,7 +212,6 @@ def _warm_up() -> None:
     st.tuples(st.sampled_from(_TRAINERS), _conversations(TRAINABLE_SPECS, least=12, harm=4)),
     examples=10,
     warm_up=_warm_up,
-    size=lambda example: _size(example[1]),
 )
 def test_training_in_a_hostile_environment_ends_normally_or_with_a_refusal(
     example: tuple[dict[str, Any], list[bytes]], folder: Path

@@ -27,10 +27,8 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (
-            behavior(VECTOR),
-            {"trainer_type": "ppo", "vis_encode_type": "simple", "hidden_units": 64},
-        ),
+        (behavior(VECTOR), {"trainer_type": "ppo", "vis_encode_type": "simple"}),
+        (behavior(VECTOR), {"trainer_type": "ppo", "hidden_units": 64}),
         (behavior(IMAGE, actions=CHOOSE), {"vis_encode_type": "nature_cnn", "normalize": False}),
         (behavior(ObservationSpec.visual(1, 20, 30)), {"vis_encode_type": "simple"}),
         (behavior(ObservationSpec.visual(4, 7, 7)), {"vis_encode_type": "match3"}),
@@ -52,20 +50,14 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(VECTOR, actions=CHOOSE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
     ],
 )
-def test_init_chooses_trainer_settings_that_fit_observations_and_actions(
-    given: Behavior, expected: dict
-):
+def test_init_chooses_trainer_settings_that_fit_observations_and_actions(given, expected):
     trainer = "sac" if expected.get("trainer_type") == "sac" else None
     settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given, trainer)}})
-    behavior_settings = settings.behaviors["B"]
+    chosen = settings.behaviors["B"]
     for key, value in expected.items():
-        parts = (
-            behavior_settings,
-            behavior_settings.hyperparameters,
-            behavior_settings.network_settings,
-        )
+        parts = chosen, chosen.hyperparameters, chosen.network_settings
         assert next(getattr(part, key) for part in parts if hasattr(part, key)) == value
-    assert (behavior_settings.self_play is not None) == (given.n_teams > 1)
+    assert (chosen.self_play is not None) == (given.n_teams > 1)
 
 
 @pytest.mark.parametrize("name", ["balance_ball", "grid_world"])

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -31,7 +32,7 @@ def settings(**checkpoint):
 @pytest.fixture
 def asked(monkeypatch):
     """Arguments of the calls of the trainer and of the provenance record; nothing is trained."""
-    seen = SimpleNamespace(n_started=0)
+    seen = SimpleNamespace(timers=mock.Mock())
 
     def train(program, given, **options):
         seen.program, seen.settings, seen.options = program, given, options
@@ -42,10 +43,6 @@ def asked(monkeypatch):
         seen.record = (given, seed, weights, program)
         return "record"
 
-    def start():
-        seen.n_started += 1
-
-    seen.timers = SimpleNamespace(start=start)
     monkeypatch.setattr(trainer, "train", train)
     monkeypatch.setattr(learn_run, "executable_of", lambda name: Path(f"{name}.x86_64"))
     monkeypatch.setattr("pipeline.trainer.supported.usable_device", lambda _: None)
@@ -87,7 +84,8 @@ def test_learn_passes_all_settings_to_the_trainer_and_the_new_paths_of_moved_ini
         "starting_lesson": 2,
         "learners": 2,
     }
-    assert (folder.started, asked.n_started) == (True, 1)
+    assert folder.started
+    asked.timers.start.assert_called_once()
     assert load_run_settings(tmp_path / "x/configuration.yaml").env_settings.num_envs == 3
 
 
