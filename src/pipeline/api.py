@@ -153,7 +153,9 @@ def train(
     options = {"n_agents": n_agents, "env_options": env_options}
     first = seeding.derive(seed, "environment"), launched()[0]
     envs, facts = _environments(env, num_envs, n_learners, first=first, **options)
-    if launched()[0] == 0 and (progress or (progress is None and _is_watched())):
+    # Without `progress`, a terminal or a notebook decides: there a user may read the output.
+    is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+    if launched()[0] == 0 and (is_watched if progress is None else progress):
         from pipeline.tracking.console import ConsoleSink
 
         opened.insert(0, console := ConsoleSink())
@@ -211,11 +213,6 @@ def _environments(
     if n_copies == [1] and not (is_copied or several or envs[0] is env):
         text += " (an environment object is one copy; for 16 copies, pass its class or a function)"
     return envs, text
-
-
-def _is_watched() -> bool:
-    """Return whether the output goes to a terminal or a notebook, where a user may read it."""
-    return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
 def make_env(

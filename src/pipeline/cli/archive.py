@@ -92,7 +92,9 @@ def run(arguments: argparse.Namespace) -> str:
     params = load_params(root / "params.yaml")
     write_plan(params, root / RUNS_FILE)
     sources, commit = _committed(root)
-    _refuse_pending(root)
+    _log.info("Asking Snakemake whether all results are up to date")
+    if pending := engines.snakemake_summary(root).pending:
+        raise StageError(f"not up to date: {few(pending)}; `pipeline run` makes them again")
     results = {path.as_posix(): path for path in result_files(params, root)}
     digests = {name: files.sha256_of(root / path) for name, path in results.items()}
     content: dict[str, Path | bytes] = {f"project/{name}": data for name, data in sources.items()}
@@ -183,12 +185,6 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
     made = tuple(f"{name}/" for name in _MADE)
     kept = [name for name in found if not name.startswith(made) and name not in _MADE]
     return {name: found[name] for name in kept}, commit.strip()
-
-
-def _refuse_pending(root: Path) -> None:
-    _log.info("Asking Snakemake whether all results are up to date")
-    if pending := engines.snakemake_summary(root).pending:
-        raise StageError(f"not up to date: {few(pending)}; `pipeline run` makes them again")
 
 
 def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:

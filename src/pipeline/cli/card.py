@@ -153,7 +153,9 @@ def _policies(folder: Path, remedy: str) -> tuple[Path, ...]:
 
 def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     """Write the card, and copy policies, results and videos into its folder."""
+    from pipeline.evaluation.charts import learning
     from pipeline.evaluation.comparison import compare
+    from pipeline.evaluation.plots import plot
 
     # All files or none are written, so that a half-written folder cannot be pushed.
     with files.whole_folder(folder) as part:
@@ -162,17 +164,10 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
         for path in (*run.policies, *run.more):
             shutil.copyfile(path, part / path.name)
         for task in tasks:
-            _draw(task, part)
+            if (chart := learning(task)) is not None:
+                file = part / _CURVE.format(behavior=task.behavior)
+                plot(file, replace(chart, mark=None))
         files.write_whole(part / CARD, f"---\n{dump_yaml(_front(run, licence))}---\n\n{text}")
-
-
-def _draw(task: Task, folder: Path) -> None:
-    from pipeline.evaluation.charts import learning
-    from pipeline.evaluation.plots import plot
-
-    chart = learning(task)
-    if chart is not None:
-        plot(folder / _CURVE.format(behavior=task.behavior), replace(chart, mark=None))
 
 
 def _front(run: Run, licence: str | None) -> dict[str, Any]:

@@ -43,30 +43,6 @@ def add_options(parser: Parser) -> None:
     _add_output(command, "the .demo file to write")
     option(command, "--episodes N", "number of episodes", default=20)
     option(command, "--seed N", "seed of the simulator; default: %(default)s", default=0)
-    _add_import(parser)
-    text = "write a .demo file as a table, a Minari dataset or a specification file"
-    command = parser.add_command("export", text, export)
-    command.add_argument("file", type=Path, help="the .demo file")
-    _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
-    text = "the environment that gives the dataset its spaces and environment id"
-    option(command, "--env gymnasium:ID", f"for a Minari dataset: {text}")
-    text = "join several .demo files into one"
-    command = parser.add_command("merge", text, merge)
-    text = ".demo files or folders, which are joined in this order"
-    command.add_argument("files", nargs="+", type=Path, help=text)
-    _add_output(command, "the .demo file to write")
-    text = "behavior name to write, if the files' behaviors have different names"
-    option(command, "--behavior NAME", text)
-    command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
-    command.add_argument("file", type=Path, help="the .demo file")
-    _add_output(command, "the .demo file to write")
-    option(command, "--episodes 1-10,15", "keep these episodes, counted from 1", type=numbers)
-    option(command, "--min-return R", "keep episodes with at least this return", type=float)
-    option(command, "--max-return R", "keep episodes with at most this return", type=float)
-    option(command, "--best N", "keep the N episodes with the greatest returns", type=positive)
-
-
-def _add_import(parser: Parser) -> None:
     text = "make a .demo file from a CSV, JSON lines or Parquet file, or from a Minari dataset"
     command = parser.add_command("import", text, import_)
     command.epilog, command.formatter_class = _IMPORT, argparse.RawDescriptionHelpFormatter
@@ -88,6 +64,26 @@ def _add_import(parser: Parser) -> None:
         "for each action"
     )
     option(command, "--action-scale X[,X...]", text, type=scales)
+    text = "write a .demo file as a table, a Minari dataset or a specification file"
+    command = parser.add_command("export", text, export)
+    command.add_argument("file", type=Path, help="the .demo file")
+    _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
+    text = "the environment that gives the dataset its spaces and environment id"
+    option(command, "--env gymnasium:ID", f"for a Minari dataset: {text}")
+    text = "join several .demo files into one"
+    command = parser.add_command("merge", text, merge)
+    text = ".demo files or folders, which are joined in this order"
+    command.add_argument("files", nargs="+", type=Path, help=text)
+    _add_output(command, "the .demo file to write")
+    text = "behavior name to write, if the files' behaviors have different names"
+    option(command, "--behavior NAME", text)
+    command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
+    command.add_argument("file", type=Path, help="the .demo file")
+    _add_output(command, "the .demo file to write")
+    option(command, "--episodes 1-10,15", "keep these episodes, counted from 1", type=numbers)
+    option(command, "--min-return R", "keep episodes with at least this return", type=float)
+    option(command, "--max-return R", "keep episodes with at most this return", type=float)
+    option(command, "--best N", "keep the N episodes with the greatest returns", type=positive)
 
 
 def _add_output(command: argparse.ArgumentParser, text: str) -> None:

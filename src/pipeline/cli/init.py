@@ -58,8 +58,6 @@ _COPIED = (
     "workflow/cluster",
 )
 """Files and folders that are copied from this repository into every project."""
-# Several messages list these ways to name an environment.
-WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
@@ -155,7 +153,8 @@ def run(arguments: argparse.Namespace) -> str:
         write_plan(params)
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
-        lines.append(f"balance_ball is an example; give your own environment by {WAYS}.")
+        ways = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
+        lines.append(f"balance_ball is an example; give your own environment by {ways}.")
     there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
     lines += ["Run everything, with a table at the end:", f"{there}pipeline run --cores 2"]
     return "\n".join(lines)

@@ -29,22 +29,6 @@ files."""
 def rebuild(root: Path) -> None:
     """Rename the present MLflow store, and make a new one with a row for each run in `results/`."""
     params = load_params(root / "params.yaml")
-    _set_aside(root)
-    places = {
-        matched.groups()
-        for stage in _STAGE_FILES
-        for path in root.glob(f"results/{stage}/**/seed*")
-        if (matched := _PLACE.fullmatch(path.relative_to(root).as_posix()))
-    }
-    for name, seed in sorted(places):
-        try:
-            _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
-        except PipelineError as error:  # params.yaml may no longer have the experiment
-            _log.warning("%s/seed%s gets no row in MLflow: %s", name, seed, error)
-
-
-def _set_aside(root: Path) -> None:
-    """Rename the project's store file, so that the next `Store.open` makes a new store."""
     uri = mlflow_store.default_uri(root := root.resolve())
     if (file := mlflow_store.file_of(uri)) is None or not file.resolve().is_relative_to(root):
         raise PipelineError(
@@ -57,6 +41,17 @@ def _set_aside(root: Path) -> None:
             kept = files.free_name(file)
             file.rename(kept)
             _log.info("Renamed the earlier store to %s.", kept.name)
+    places = {
+        matched.groups()
+        for stage in _STAGE_FILES
+        for path in root.glob(f"results/{stage}/**/seed*")
+        if (matched := _PLACE.fullmatch(path.relative_to(root).as_posix()))
+    }
+    for name, seed in sorted(places):
+        try:
+            _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
+        except PipelineError as error:  # params.yaml may no longer have the experiment
+            _log.warning("%s/seed%s gets no row in MLflow: %s", name, seed, error)
 
 
 def _make_row(run: run_context.Run) -> None:

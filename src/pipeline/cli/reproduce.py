@@ -16,7 +16,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import files
@@ -52,15 +51,6 @@ def add_options(parser: Parser) -> None:
     option(parser, "--max-unpacked-gb X", text, default=MAX_BYTES / 1e9)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The results of a reproduction, compared with the archive's results by SHA-256."""
-
-    same: tuple[str, ...] = ()
-    differs: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-
 def run(arguments: argparse.Namespace) -> str:
     """Unpack an archive, install its packages, run its project, and compare the results.
 
@@ -82,13 +72,12 @@ def run(arguments: argparse.Namespace) -> str:
         raise StageError(f"`pipeline run` in {project} ended with exit code {code}; see above")
     _log.info("4 of 4: comparing the results")
     compared = compare(project, digests, partial=bool(arguments.names))
-    lines = [f"{len(compared.same)} of {len(digests)} results are identical."]
-    if compared.missing:
-        lines.append(f"not made: {few(compared.missing)}")
-    if compared.differs:
-        lines.append(f"different: {few(compared.differs)}")
-        lines += _first_cause(folder, compared.differs)
-    holds = not compared.differs and not compared.missing
+    lines = [f"{len(compared['same'])} of {len(digests)} results are identical."]
+    if missing := compared["missing"]:
+        lines.append(f"not made: {few(missing)}")
+    if differs := compared["differs"]:
+        lines += [f"different: {few(differs)}", *_first_cause(folder, differs)]
+    holds = not differs and not missing
     if (project / "claims.yaml").is_file() and not arguments.names:
         # Claims can hold without equal bytes, because they are intervals and comparisons.
         holds = _pipeline(folder, "claims", "check").returncode == 0
@@ -99,8 +88,11 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comparison:
-    """Compare results with an archive's digests; `partial` leaves out results not made here."""
+def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> dict[str, list[str]]:
+    """Return the names of results that are the same, differ, or are missing, by SHA-256.
+
+    With `partial`, results that the reproduction has not made are left out.
+    """
     verdicts: dict[str, list[str]] = {"same": [], "differs": [], "missing": []}
     for name, digest in sorted(digests.items()):
         made = project / name
@@ -108,7 +100,7 @@ def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comp
             verdicts["missing"] += [] if partial else [name]
         else:
             verdicts["same" if files.sha256_of(made) == digest else "differs"].append(name)
-    return Comparison(**{key: tuple(names) for key, names in verdicts.items()})
+    return verdicts
 
 
 def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:

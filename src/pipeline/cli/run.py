@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,18 +68,16 @@ def run(arguments: argparse.Namespace) -> str:
     if engine == "dvc":
         _refuse_without_dvc(root)
         engines.truncate_incomplete_dvc_lock(root)
-        command = ["dvc", "repro", *(target.dvc for target in chosen)]
+        command = ["dvc", "repro", *chosen]
     else:
         refuse_files_of_the_future(params)
-        command = ["snakemake", "--cores", str(arguments.cores)]
-        command += [target.file for target in chosen]
+        command = ["snakemake", "--cores", str(arguments.cores), *chosen.values()]
     if arguments.dry_run:
         return shell_command(*command)
-    names = [target.dvc for target in chosen]
     with _run_lock(root):
         if engine == "dvc":
             _take_from_snakemake(root)
-        ran_none = _run_with_progress(command, root, params, names, arguments.cores)
+        ran_none = _run_with_progress(command, root, params, [*chosen], arguments.cores)
     from pipeline.cli.compare import answer  # this imports NumPy, which the engines do not need
 
     if not arguments.names:
@@ -264,19 +261,13 @@ _POLL_S = 0.25
 """Seconds between updates of the progress lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A target of an engine: the last stage of a run, or the ranking of a sweep."""
+def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> dict[str, str]:
+    """Return the engines' targets for names in params.yaml; refuse unknown names and stages.
 
-    dvc: str
-    """The stage of dvc.yaml."""
-    file: str
-    """An output of the stage, which is Snakemake's target."""
-
-
-def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
-    """Return the engines' targets for names in params.yaml; refuse unknown names and stages."""
-    pairs: dict[tuple[str, int], None] = {}
+    For each run's last stage, and each sweep's ranking, the key is the stage of dvc.yaml, and the
+    value an output of the stage, which is Snakemake's target.
+    """
+    found: dict[str, str] = {}
     for name in names:
         runs = params.runs_of(name)
         if not runs:
@@ -285,20 +276,14 @@ def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -
                 f"{params.path}: no subset, experiment, sweep or run is called {name!r}"
                 f"{suggestion(name, names_of_runs)} Known: {', '.join(names_of_runs)}"
             )
-        # A dict keeps the order and drops repetitions, as subsets may overlap.
-        pairs |= dict.fromkeys(runs)
-    parts = dict.fromkeys(part for name in names for part in params.subsets.get(name, (name,)))
-    return [
-        *(_target(params, experiment, seed, stage) for experiment, seed in pairs),
-        *(
-            Target(f"sweep@{part}", best_file(part).as_posix())
-            for part in parts
-            if part in params.sweeps and stage is None
-        ),
-    ]
+        # A dict drops repetitions, as subsets may overlap.
+        found |= dict(_target(params, experiment, seed, stage) for experiment, seed in runs)
+    parts = (part for name in names for part in params.subsets.get(name, (name,)))
+    sweeps = [part for part in parts if part in params.sweeps and stage is None]
+    return found | {f"sweep@{part}": best_file(part).as_posix() for part in sweeps}
 
 
-def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
+def _target(params: Params, name: str, seed: int, stage: str | None) -> tuple[str, str]:
     experiment = params.experiment(name)
     last = stage or experiment.stages[-1]
     if last not in experiment.stages:
@@ -306,8 +291,6 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
         raise SettingsError(f"{params.path}: {text}")
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
-    # Each stage's target is one of its outputs; it is policy.pt for the stages that are not listed
-    # here.
-    ends = {"export": "", "evaluate": "/metrics.json"}
-    folder = f"results/{last}/{name}/seed{seed}"
-    return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))
+    # Other stages have the output policy.pt.
+    end = {"export": "", "evaluate": "/metrics.json"}.get(last, "/policy.pt")
+    return f"{family}@{key_of(name, seed)}", f"results/{last}/{name}/seed{seed}{end}"

@@ -202,9 +202,9 @@ def test_compare_without_arguments_shows_every_experiment_of_params_yaml(here, p
 def test_compare_prints_best_trial_of_a_ranked_sweep(here, printed):
     params = write_swept(here)
     ranked, trained = "results/sweep/rates/best.json", "results/train/rates/001/seed1/policy.pt"
-    whole = [target.file for name in ("rates", "all") for target in targets(params, [name])]
+    whole = [file for name in ("rates", "all") for file in targets(params, [name]).values()]
     assert whole.count(ranked) == 2
-    assert [target.file for target in targets(params, ["rates"], stage="train")] == [trained]
+    assert [*targets(params, ["rates"], stage="train").values()] == [trained]
     dag(here, "first", 1, [0.0, 1.0], evaluated=1.0)
     assert "rates" not in printed("compare")
     best = {"trial": "rates/001", "values": {"behaviors.Ball.max_steps": 9}}
