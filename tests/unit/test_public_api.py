@@ -8,11 +8,11 @@ import pydoc
 import re
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from beacons import Beacon, Lighthouse
 from interpreter import python
 
 import pipeline
@@ -216,28 +216,6 @@ def test_checkpoint_and_onnx_policy_choose_equal_actions_and_get_equal_returns(t
     played = [pipeline.evaluate(p, "balance_ball", episodes=3, seed=2) for p in (first, model)]
     assert len(played[0]) == 3
     assert played[0] == played[1]
-
-
-class Beacon(gymnasium.Env):
-    """Ends after three steps; records the seed and first random number of each episode."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(3)
-    begun: ClassVar[list[tuple[int | None, float]]] = []
-
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium passes it
-        super().reset(seed=seed)
-        self.n_steps = 0
-        self.begun.append((seed, self.np_random.uniform()))
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):  # noqa: ARG002
-        self.n_steps += 1
-        return np.zeros(2, np.float32), 1.0, self.n_steps == 3, False, {}
-
-
-class Lighthouse(Beacon):
-    """The same environment under another name."""
 
 
 class Wider(Beacon):

@@ -6,11 +6,10 @@ import inspect
 import io
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium
-import numpy as np
 import pytest
+from beacons import Beacon, Lighthouse, beacon
 
 import pipeline
 from pipeline.trainer.checkpoints.file import digest, load_checkpoint
@@ -26,31 +25,6 @@ SETTINGS = {
 }
 
 
-class Beacon(gymnasium.Env):
-    """Ends after three steps."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(3)
-    n_made: ClassVar[int] = 0
-
-    def __init__(self, size: float = 1.0) -> None:
-        Beacon.n_made += 1
-        self.size = size
-
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium passes it
-        super().reset(seed=seed)
-        self.n_steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.n_steps += 1
-        return np.zeros(2, np.float32), float(action) * self.size, self.n_steps == 3, False, {}
-
-
-def beacon():
-    return Beacon()
-
-
 def train(env, folder: Path, **options):
     return pipeline.train(env, SETTINGS, **{"seed": 1, "run_dir": folder} | options)
 
@@ -60,17 +34,11 @@ def weights(result) -> str:
     return digest(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
 
 
-def test_train_gives_equal_weights_for_an_environment_class_a_function_and_a_name(
-    tmp_path, monkeypatch, caplog
-):
-    (tmp_path / "lighthouses.py").write_text(
-        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
-        "from test_train_from_python import Beacon, beacon\n"
-    )
-    monkeypatch.chdir(tmp_path)
+def test_train_gives_equal_weights_for_a_class_a_function_and_a_name(here, caplog):
+    (here / "lighthouses.py").write_text("from beacons import Beacon, beacon\n")
     caplog.set_level("INFO")
     forms = [Beacon, beacon, "lighthouses:beacon"]
-    assert len({weights(train(form, tmp_path / str(i))) for i, form in enumerate(forms)}) == 1
+    assert len({weights(train(form, here / str(i))) for i, form in enumerate(forms)}) == 1
     said = [line for line in caplog.messages if line.startswith("environments:")]
     assert said == ["environments: 1, all in this process; copies: 16"] * 3
 
@@ -152,10 +120,6 @@ def test_train_replaces_an_earlier_run_only_by_force_and_may_start_from_its_weig
     train(Beacon, run, force=True, init_from=run / "Beacon/checkpoint.pt")
     kept = load_checkpoint(tmp_path / "run.1/Beacon/checkpoint.pt")
     assert digest(kept["learner"]["algorithm"]) == first
-
-
-class Lighthouse(Beacon):
-    """The same under another name."""
 
 
 @pytest.mark.parametrize("form", ["file", "folder", "name", "behavior"])
