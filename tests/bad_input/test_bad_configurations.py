@@ -28,9 +28,7 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         ],
     ],
 )
-def test_impossible_run_is_refused_before_the_environment_starts(
-    place, here, refused, more, options, expected
-):
+def test_impossible_run_is_refused_before_it_starts(place, here, refused, more, options, expected):
     place.config(CONFIG + more)
     env = place.program(TOUCHES)
     (here / "elsewhere").mkdir()

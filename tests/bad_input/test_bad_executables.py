@@ -15,9 +15,7 @@ def test_output_of_an_executable_that_exits_at_once_is_in_the_error(place):
     assert place.files() == before
 
 
-def test_option_force_of_learn_replaces_an_earlier_run_only_after_the_new_run_has_started(
-    place, trained
-):
+def test_option_force_replaces_an_earlier_run_only_after_the_new_run_has_started(place, trained):
     shutil.copytree(trained.folder / "results", place.folder / "results")
     place.config()
     env = place.fake()

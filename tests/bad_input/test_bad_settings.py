@@ -59,9 +59,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("mistake", FILES)
-def test_mistake_in_a_curriculum_or_sampler_file_gives_a_one_line_error(
-    place, here, one_line, mistake
-):
+def test_mistake_in_a_curriculum_or_sampler_file_gives_one_error(place, here, one_line, mistake):
     name, text, expected = FILES[mistake]
     place.config(text, name)
     place.config()
@@ -76,9 +74,7 @@ def test_mistake_in_a_curriculum_or_sampler_file_gives_a_one_line_error(
     assert place.files() == before
 
 
-def test_missing_repeated_and_mismatched_configuration_files_are_refused_in_one_line(
-    place, here, one_line
-):
+def test_missing_repeated_and_mismatched_files_are_refused_in_one_line(place, here, one_line):
     place.config()
     place.config(JSON, "Echo.json")
     (here / "empty").mkdir()

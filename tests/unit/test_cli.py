@@ -174,9 +174,7 @@ def test_startup_line_of_mlflow_is_shown_only_at_debug_level(level, caplog, caps
 
 
 @pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])
-def test_file_that_is_neither_a_model_nor_a_demonstration_is_refused_in_one_line(
-    tmp_path, refused, command
-):
+def test_file_that_is_no_model_or_demonstration_is_refused_in_one_line(tmp_path, refused, command):
     path = tmp_path / ("a.demo" if command == "demo info" else "a.onnx")
     path.write_bytes(b"nothing")
     env = ["--env", "nowhere"] if command == "evaluate" else []
@@ -186,9 +184,7 @@ def test_file_that_is_neither_a_model_nor_a_demonstration_is_refused_in_one_line
 @pytest.mark.parametrize(
     ("package", "extra"), [("torch", "train"), ("gymnasium", "envs"), ("minari", "minari")]
 )
-def test_missing_package_is_reported_with_the_extra_that_installs_it(
-    package, extra, monkeypatch, refused
-):
+def test_missing_package_is_reported_with_its_extra(package, extra, monkeypatch, refused):
     def build(*_, **__):
         raise ModuleNotFoundError(f"No module named '{package}.nn'", name=f"{package}.nn")
 

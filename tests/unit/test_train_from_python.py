@@ -71,9 +71,7 @@ def test_train_logs_the_number_of_environments_and_copies_in_one_line(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", None])
-def test_train_treats_a_gymnasium_vector_environment_as_copies_in_one_environment(
-    mode, tmp_path, caplog
-):
+def test_train_treats_a_gymnasium_vector_environment_as_copies_in_one(mode, tmp_path, caplog):
     caplog.set_level("INFO")
     vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode=mode)
     result = train(vector, tmp_path)
@@ -99,9 +97,7 @@ def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
         (None, {"n_agents": 2}, "n_agents: cannot be given for an executable; give env_args"),
     ],
 )
-def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_copied(
-    env, options, said, tmp_path
-):
+def test_train_refuses_copies_of_environments_that_cannot_be_copied(env, options, said, tmp_path):
     with pytest.raises(pipeline.PipelineError, match=said):
         train(env, tmp_path, **options)
 
@@ -144,7 +140,7 @@ def test_init_from_refuses_missing_weights_before_the_run_starts(tmp_path):
 
 
 @pytest.mark.parametrize(("progress", "is_terminal"), [(True, False), (None, True), (None, False)])
-def test_train_shows_progress_if_requested_or_on_a_terminal(
+def test_train_shows_progress_on_request_or_a_terminal(
     progress, is_terminal, tmp_path, monkeypatch
 ):
     shown = io.StringIO()

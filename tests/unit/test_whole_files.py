@@ -174,16 +174,14 @@ def test_behavior_name_that_cannot_be_a_file_name_is_refused(name, why, tmp_path
 
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "COM1", "a:b", "a?", "a.", "a "])
-def test_behavior_names_that_windows_does_not_allow_are_refused_on_windows(
-    name, tmp_path, monkeypatch
-):
+def test_behavior_names_that_windows_refuses_are_refused_on_windows(name, tmp_path, monkeypatch):
     assert files.named(tmp_path, name).name == name
     monkeypatch.setattr(files.os, "name", "nt")
     with pytest.raises(SettingsError, match="Windows"):
         files.named(".", name)
 
 
-def test_behavior_names_that_differ_only_in_case_are_refused_on_a_case_insensitive_disk(
+def test_behavior_names_that_differ_only_in_case_are_refused_if_the_disk_ignores_case(
     tmp_path, monkeypatch
 ):
     files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # other case, other folder
@@ -214,7 +212,7 @@ def test_folder_is_unchanged_if_an_error_occurs_while_its_files_are_written(tmp_
         shutil.rmtree(folder)
 
 
-def test_similar_file_name_is_proposed_although_an_entry_of_the_folder_is_unreadable(
+def test_similar_file_is_proposed_although_an_entry_of_its_folder_is_unreadable(
     tmp_path, monkeypatch
 ):
     def is_file(path):

@@ -143,9 +143,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("content", "expected"), REFUSED.values(), ids=REFUSED)
-def test_reproduce_refuses_hostile_and_other_files_and_unpacks_nothing(
-    content, expected, here, refused
-):
+def test_reproduce_unpacks_nothing_of_hostile_and_other_files(content, expected, here, refused):
     Path("paper.zip").write_bytes(content)
     message = refused("reproduce", "paper.zip", "--max-unpacked-gb", "0.01")
     assert expected in message
@@ -185,9 +183,7 @@ def test_reproduce_refuses_a_folder_that_is_no_reproduction_of_the_archive(tmp_p
     assert refused("reproduce", "absent.zip") == error
 
 
-def test_reproduce_logs_a_warning_if_the_archive_was_made_with_another_python_version(
-    tmp_path, caplog
-):
+def test_reproduce_warns_if_the_archive_was_made_with_another_python_version(tmp_path, caplog):
     path = archived(tmp_path, ABOUT | {"python": "3.0"})
     digests = reproduce._unpacked(path, tmp_path / "again", 10**9)
     assert digests == ABOUT["results"]
@@ -224,9 +220,7 @@ def locked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_virtual_environment_of_a_reproduction_has_the_locked_packages_and_the_archived_code(
-    locked,
-):
+def test_environment_of_a_reproduction_has_the_locked_packages_and_the_archived_code(locked):
     python = locked / ".venv/bin/python"
     reproduce.install(locked, locked / "wheels")
     check = [str(python), "-I", "-c", "import tiny, mine; print(tiny.VALUE + mine.VALUE)"]
@@ -254,9 +248,7 @@ def test_reproduce_installs_the_packages_of_only_one_of_the_two_lock_files_of_to
     assert archive.chosen(paths[2:], cpu=True) == paths[2:], "no lock of builds for the CPU"
 
 
-def test_reproduced_stages_do_not_import_code_from_the_python_path_of_the_caller(
-    tmp_path, monkeypatch
-):
+def test_reproduced_stages_do_not_import_code_from_the_callers_python_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.setenv("PIPELINE_PROJECT", "elsewhere")
     variables = reproduce._variables(tmp_path)

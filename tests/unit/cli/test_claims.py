@@ -307,9 +307,7 @@ def test_claims_check_prints_a_failed_claim_and_exits_with_code_1(small, claim, 
     assert err == "error: not reproduced: 1 of 1 claims\n"
 
 
-def test_claim_without_results_is_not_reproduced_and_the_command_to_run_is_named(
-    small, claim, capsys
-):
+def test_claim_without_results_is_not_reproduced_and_names_the_command(small, claim, capsys):
     claim(metric="iqm", value=12, tolerance=1)
     shutil.rmtree(small / "results/evaluate/a/seed4")
     found = checked(capsys, 1)["one"]
@@ -340,9 +338,7 @@ def test_another_number_of_seeds_is_named_as_the_cause_of_a_difference(small, ca
     assert checked(capsys, 0)["a_iqm"]["cause"] == ["first cause: number of seeds: 5, 4"]
 
 
-def test_claim_about_an_experiment_with_several_behaviors_must_name_a_behavior(
-    small, claim, capsys
-):
+def test_claim_about_an_experiment_with_several_behaviors_must_name_one(small, claim, capsys):
     for seed in range(1, 6):
         both = {name: {"mean_return": 10.0 + seed} for name in ("Ball", "Bat")}
         left(small, "evaluate", f"a/seed{seed}", metrics=both)
@@ -372,18 +368,14 @@ VALUE = {"metric": "iqm", "value": 12}
         ({"better": "b"}, "unknown key 'better'"),
     ],
 )
-def test_error_for_a_mistake_in_claims_yaml_names_the_file_the_line_and_the_key(
-    keys, message, claim, refused
-):
+def test_error_for_a_mistake_in_claims_yaml_names_file_line_and_key(keys, message, claim, refused):
     claim(**keys)
     line = refused("claims", "check")
     assert re.search(message, line), line
     assert re.search(r"claims.yaml:\d+: one", line)
 
 
-def test_claims_commands_refuse_a_broken_claims_lock_and_missing_files_in_one_line(
-    small, claim, refused
-):
+def test_claims_commands_refuse_a_broken_claims_lock_and_missing_files(small, claim, refused):
     assert "has no claim; `pipeline claims write` makes some" in refused("claims", "check")
     claim(**VALUE, tolerance=1)
     for content in ("{", "[]", "{}", '{"runs": {}, "shared, format 2": {}}', '{"runs": []}'):
@@ -411,9 +403,7 @@ def test_claims_lock_reads_back_equal_and_stores_shared_values_once(small):
     assert text.count('"numpy"') == 1
 
 
-def test_report_shows_whether_each_claim_is_reproduced_and_depends_on_claims_yaml(
-    small, monkeypatch
-):
+def test_report_shows_whether_claims_are_reproduced_and_depends_on_claims_yaml(small, monkeypatch):
     monkeypatch.setenv("PIPELINE_PROJECT", str(small))
     assert main(["claims", "write", "a"]) == 0
     params = load_params("params.yaml")

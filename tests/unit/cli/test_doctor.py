@@ -99,9 +99,7 @@ def test_doctor_reports_old_python_full_disk_and_missing_package(told, monkeypat
         ({"mujoco": "4.0.1", "mujoco-core": "4.0.1"}, None, True),
     ],
 )
-def test_doctor_reports_mixed_versions_of_mujoco_packages(
-    versions, loaded, is_mixed, told, monkeypatch
-):
+def test_doctor_reports_mixed_mujoco_versions(versions, loaded, is_mixed, told, monkeypatch):
     """MuJoCo 4 came in parts, which an upgrade by pip leaves incomplete."""
 
     def version(name: str) -> str:
@@ -162,9 +160,7 @@ def test_completion_refuses_an_unknown_shell(refused):
     assert "invalid choice: 'csh'" in refused("completion", "csh")
 
 
-def test_doctor_names_installed_packages_whose_versions_differ_from_the_lock_files(
-    tmp_path, monkeypatch
-):
+def test_doctor_names_packages_whose_versions_differ_from_the_lock_files(tmp_path, monkeypatch):
     assert doctor._locks(Path(__file__).parents[3]) == doctor._locks(tmp_path), "those of the code"
     (tmp_path / "locks").mkdir()
     version = metadata.version("numpy")

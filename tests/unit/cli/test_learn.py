@@ -113,9 +113,7 @@ def test_a_second_writer_of_a_run_folder_is_refused_before_anything_changes(
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["ppo", "ppo.1"]
 
 
-def test_option_force_removes_the_temporary_files_of_the_killed_run_that_it_replaces(
-    learn, fake, tmp_path
-):
+def test_option_force_removes_temporary_files_of_the_killed_run(learn, fake, tmp_path):
     assert learn("--env", fake()) == 0
     leftover = tmp_path / "results/ppo/Echo/.replay-64.npz.abcd1234.tmp"
     leftover.touch()
@@ -136,9 +134,7 @@ def test_resume_starts_a_run_at_step_0_if_the_run_was_killed_before_it_completed
     assert (folder / "Echo.onnx").is_file()
 
 
-def test_inference_may_read_a_run_while_another_process_writes_to_the_run(
-    learn, fake, tmp_path, monkeypatch
-):
+def test_inference_may_read_a_run_while_another_writes_to_it(learn, fake, tmp_path, monkeypatch):
     assert learn("--env", fake()) == 0
     monkeypatch.setattr(StopRequest, "__call__", lambda _: True)
     before = sorted((tmp_path / "results").rglob("*"))
@@ -153,7 +149,7 @@ def test_option_no_graphics_starts_the_environment_without_graphics(learn, fake,
     assert {"-nographics", "-batchmode"} <= {*arguments}
 
 
-def test_learn_without_env_trains_in_the_unity_editor(
+def test_learn_without_env_trains_in_the_editor(
     learn, editor_port, editor, caplog, capsys, tmp_path
 ):
     with caplog.at_level(logging.INFO):
@@ -181,9 +177,7 @@ def test_occupied_editor_port_is_reported_in_one_line(learn, editor_port, capsys
     assert not (tmp_path / "results").exists()
 
 
-def test_option_debug_shows_output_and_command_line_of_the_environment(
-    learn, fake, capfd, caplog, tmp_path
-):
+def test_option_debug_shows_output_and_command_of_the_player(learn, fake, capfd, caplog, tmp_path):
     assert learn("--env", fake()) == 0
     assert "fake environment starts" not in capfd.readouterr().err
     with caplog.at_level(logging.DEBUG):
@@ -244,9 +238,7 @@ def test_final_summary_states_how_many_episodes_the_mean_reward_covers(
     assert lines[1].endswith(said)
 
 
-def test_timers_file_agrees_with_the_measured_seconds_and_is_kept_of_a_failure(
-    learn, fake, tmp_path
-):
+def test_timers_file_has_the_measured_seconds_and_is_written_for_failed_runs(learn, fake, tmp_path):
     logs = tmp_path / "results/ppo/run_logs"
     assert learn("--env", fake()) == 0
     tree = json.loads((logs / "timers.json").read_text())

@@ -169,9 +169,7 @@ def test_option_track_accepts_names_separated_by_commas_and_may_be_repeated(conf
         (["--deterministic"], "network_settings.deterministic", True),
     ],
 )
-def test_options_for_all_behaviors_apply_to_behaviors_missing_in_the_file(
-    option, key, expected, config
-):
+def test_options_for_all_behaviors_apply_to_unlisted_behaviors(option, key, expected, config):
     settings = plan(config, *option).settings
     for name in ("Rover", "Drone", "Unlisted"):
         assert at(settings.for_behavior(name), key) == expected
@@ -348,9 +346,7 @@ ADVICE = {
 
 
 @pytest.mark.parametrize(("option", "advice"), ADVICE.items())
-def test_unknown_option_is_refused_and_a_similar_option_or_setting_is_proposed(
-    refused, option, advice
-):
+def test_unknown_option_is_refused_and_a_similar_one_or_a_setting_proposed(refused, option, advice):
     error = f"unrecognized arguments: {option.partition('=')[0]}; {advice}"
     help_command = "`pipeline learn --help` lists the options"
     assert refused("learn", option, "3") == f"{error}{help_command}"

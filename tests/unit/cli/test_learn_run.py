@@ -51,7 +51,7 @@ def asked(monkeypatch):
     return seen
 
 
-def test_learn_passes_all_settings_to_the_trainer_and_the_new_paths_of_moved_initial_weights(
+def test_learn_passes_all_settings_and_the_new_paths_of_moved_weights_to_the_trainer(
     asked, tmp_path
 ):
     run = settings(force=True)
@@ -90,9 +90,7 @@ def test_learn_passes_all_settings_to_the_trainer_and_the_new_paths_of_moved_ini
 
 
 @pytest.mark.parametrize(("resume", "is_written"), [(True, False), (False, True)])
-def test_inference_writes_configuration_and_logs_unless_resume_is_given(
-    resume, is_written, asked, tmp_path
-):
+def test_inference_writes_a_configuration_unless_it_resumes(resume, is_written, asked, tmp_path):
     run = settings(resume=resume, inference=True)
     plan = Plan(settings=run, flags={})
     learn_run._train(plan, run, RunFolder(tmp_path), {}, asked.timers)
@@ -102,9 +100,7 @@ def test_inference_writes_configuration_and_logs_unless_resume_is_given(
     assert (asked.options["starting_lesson"], asked.options["learners"]) == (0, 1)
 
 
-def test_steps_per_update_chosen_by_auto_is_written_to_the_configuration_of_the_run(
-    asked, tmp_path
-):
+def test_steps_per_update_chosen_by_auto_is_written_to_the_runs_configuration(asked, tmp_path):
     trainer = {"trainer_type": "sac", "hyperparameters": {"steps_per_update": "auto"}}
     run = load_run_settings(None, overrides={"behaviors": {"A": trainer}})
     folder = RunFolder(tmp_path)

@@ -222,7 +222,7 @@ def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree,
         *((name, "not installed") for name in ("a-plug-in-of-others", "", "../numpy")),
     ],
 )
-def test_provenance_reports_packages_that_are_now_installed_in_other_versions(
+def test_provenance_reports_packages_now_installed_in_other_versions(
     tree, tmp_path, told, name, now
 ):
     old = provenance.versions() | {name: "1.0.0"}

@@ -79,9 +79,7 @@ def test_timers_predict_no_gain_from_threaded_if_an_update_is_shorter_than_a_ste
 
 
 @pytest.mark.parametrize(("threaded", "ratio"), [(True, 1.0), (False, 100 / 80)])
-def test_timers_predict_a_gain_from_threaded_only_if_no_behavior_is_threaded_already(
-    file, threaded, ratio
-):
+def test_timers_predict_a_gain_from_threaded_only_if_nothing_is_threaded(file, threaded, ratio):
     behaviors = {"A": {"threaded": False}, "B": {"threaded": threaded}}
     text = json.dumps({"behaviors": behaviors})
     (file.parents[1] / "configuration.yaml").write_text(text)
@@ -157,9 +155,7 @@ def test_timers_give_advice_for_the_slowest_part_of_the_run(file, printed, chang
 
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
-def test_timers_of_mlagents_give_the_time_per_environment_and_threaded_updates_as_parallel(
-    tmp_path, option
-):
+def test_timers_of_mlagents_give_the_time_per_environment_and_parallel_updates(tmp_path, option):
     """The number of environments is in the command line or in the run's configuration."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
