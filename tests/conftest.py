@@ -112,3 +112,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
         n_slow[item.path] = n_slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
     items.sort(key=lambda item: (-n_slow[item.path], item.path.parent.name != "workflow"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _ended(capsys: pytest.CaptureFixture[str], words: tuple[object, ...]) -> tuple[int, str, str]:
+    """Run a `pipeline` command in this process; return exit code, output and errors."""
+    from pipeline.cli import main as cli
+
+    capsys.readouterr()
+    try:
+        code = cli.main([*map(str, words)])
+    except SystemExit as ended:  # argparse ends the process after a mistake
+        code = ended.code
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must succeed; return what it prints."""
+
+    def run(*words: object) -> str:
+        code, out, error = _ended(capsys, words)
+        assert code == 0, error
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail; return the only line that it prints, without `error: `."""
+
+    def run(*words: object) -> str:
+        code, out, error = _ended(capsys, words)
+        assert (code, out, error[:7], error.count("\n")) == (2, "", "error: ", 1), error
+        return error[7:-1]
+
+    return run

@@ -153,7 +153,9 @@ def train(
     options = {"n_agents": n_agents, "env_options": env_options}
     first = seeding.derive(seed, "environment"), launched()[0]
     envs, facts = _environments(env, num_envs, n_learners, first=first, **options)
-    if launched()[0] == 0 and (progress or (progress is None and _is_watched())):
+    # Without `progress`, a terminal or a notebook decides: there a user may read the output.
+    is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+    if launched()[0] == 0 and (is_watched if progress is None else progress):
         from pipeline.tracking.console import ConsoleSink
 
         opened.insert(0, console := ConsoleSink())
@@ -184,8 +186,7 @@ def _environments(
 ) -> tuple[Any, str]:
     """Return a run's environments for the trainer, and a text that gives their number.
 
-    `first` has the seed of the run's first environment, and the rank of this process among the
-    learners.
+    `first` has the seed of the first environment, and this process's rank among the learners.
     """
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]
@@ -212,11 +213,6 @@ def _environments(
     if n_copies == [1] and not (is_copied or several or envs[0] is env):
         text += " (an environment object is one copy; for 16 copies, pass its class or a function)"
     return envs, text
-
-
-def _is_watched() -> bool:
-    """Return whether the output goes to a terminal or a notebook, where a user may read it."""
-    return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
 def make_env(
@@ -406,16 +402,6 @@ class LoadedPolicy:
             chosen = np.atleast_1d(agents)
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
-    if not TYPE_CHECKING:  # it would make every name an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for a removed method, the message names its replacement."""
-            instead = {
-                "native": ": `act` returns the environment's action",
-                "end": ": call `reset`",
-            }
-            raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
-
 
 def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     """Return the policy of a checkpoint or of an ONNX file, ready to act on observations.
@@ -427,8 +413,6 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     Raises:
         PipelineError: The file cannot be read, or has no policy.
     """
-    from pipeline.export.policy import OnnxPolicy
-
     path = Path(path)
     # An `.onnx` file is named after its behavior, so the name without `.onnx` is the behavior's.
     if path.suffix == ".onnx":

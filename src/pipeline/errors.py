@@ -64,8 +64,7 @@ class Mistakes:
     def refuse(self) -> None:
         """Raise the collected errors as one SettingsError, in the order of lines.
 
-        A wrong value that several keys share, as after the conversion of an old format, is reported
-        once.
+        A wrong value that several keys share is reported once.
         """
         first: dict[object, SettingsError] = {}
         for error in self.found:
@@ -121,10 +120,7 @@ class StageError(PipelineError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message as one line; for an OSError the file and the system's message.
-
-    The lines of a longer message are joined with ` | `.
-    """
+    """Return an error's message as one line; for an OSError the file and the system's message."""
     message = str(error)
     # str(OSError) begins with `[Errno 2]`, which means nothing to users.
     if isinstance(error, OSError) and error.strerror:
@@ -146,7 +142,7 @@ def brief(value: object) -> str:
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
-def few(names: Sequence[str], most: int) -> str:
+def few(names: Sequence[str], most: int = 4) -> str:
     """Return the first `most` names as text, followed by the number of the other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

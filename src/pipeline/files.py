@@ -40,10 +40,7 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """If the `with` block raises an OSError without a file name, add the file name `path`.
-
-    For example, the error of a full disk has no file name.
-    """
+    """Add the file name `path` to an OSError of the block without one, as of a full disk."""
     try:
         yield
     except OSError as error:
@@ -57,9 +54,8 @@ def naming(path: Path | str) -> Iterator[None]:
 def whole(path: Path | str) -> Iterator[Path]:
     """Replace a file atomically: yield a temporary path for the `with` block to write to.
 
-    The temporary file is flushed to disk before it is renamed to `path`, so that after a crash
-    `path` has either its old content or the complete new content. If the block raises, the
-    temporary file is deleted.
+    The temporary file is flushed to disk before it is renamed, so that after a crash `path` has its
+    old or its complete new content. If the block raises, the temporary file is deleted.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,13 +83,7 @@ def whole(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Fill a new folder: yield a temporary folder for the `with` block to write into.
-
-    If the block raises, the folder is not changed.
-
-    Raises:
-        SettingsError: The folder exists and is not empty.
-    """
+    """Yield a temporary folder; its files become those of `folder` unless the block raises."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder}: exists and is not empty; give another folder with -o")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +98,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove temporary files of killed writers in a folder and its subfolders.
-
-    Files that are still being written are kept.
-    """
+    """Remove temporary files of killed writers below a folder; files being written are kept."""
     _remove_abandoned(folder.rglob(f".*.{_RANDOM}.tmp"))
 
 
@@ -119,11 +106,8 @@ def remove_temporary(folder: Path) -> None:
 def sole_writer(folder: Path | str) -> Iterator[None]:
     """Lock a folder against other writers during the block; the folder need not exist.
 
-    Temporary files of killed writers are removed first.
-
-    The operating system releases the lock of a killed process. The lock file is next to the folder,
-    because the block may rename the folder, and is removed afterwards. The thread that holds the
-    lock may acquire it again.
+    The operating system releases the lock of a killed process, whose temporary files are removed.
+    The thread that holds the lock may acquire it again.
 
     Raises:
         SettingsError: Another process or thread writes into the folder.
@@ -164,10 +148,9 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
 
 
 def named(folder: Path | str, name: str, suffix: str = "") -> Path:
-    """Return the path in `folder` of a behavior's file or folder.
+    """Return the path in `folder` of a behavior's file or folder, named as in ML-Agents' results.
 
-    The path is the behavior's name with the suffix, as in ML-Agents' results. A name, which comes
-    from an environment or a file, is refused if it cannot be a file name.
+    A name that cannot be a file name is refused.
     """
     # Names come over the network, and `../x` must not leave the run's folder.
     reason = _why_no_file_name(name)
@@ -203,8 +186,7 @@ def _why_no_file_name(name: str) -> str | None:
 def as_typed(text: str) -> Path | None:
     """Return the existing file or folder that a mistyped path probably means; None if none fits.
 
-    The path may have quotes, `~`, `$HOME`, Windows' separators, and letters in another case; an
-    executable may have another suffix or none.
+    It may have quotes, `~`, `$HOME`, backslashes, another case, or an executable's other suffix.
     """
     plain = os.path.expandvars(text.strip("'\" ").replace("\\", "/"))
     typed = Path(plain).expanduser() if plain else Path("/", "nothing")
@@ -229,9 +211,7 @@ def as_typed(text: str) -> Path | None:
 def similar(path: Path | str) -> str:
     """Return `; did you mean 'x'?` for the file most similar to a missing path; else "".
 
-    Searches files with the same suffix in the nearest existing folder and a few levels below it,
-    where names must be more similar. If that folder is the file system's root, its subfolders are
-    not searched.
+    Files with its suffix are searched in the nearest existing folder and a few levels below.
     """
     meant = as_typed(str(path))
     if meant is not None and meant.is_file():
@@ -254,10 +234,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name most similar to the missing `path` among the entries of its folder.
-
-    None if no entry has a similar name.
-    """
+    """Return the most similar name in the folder of the missing `path`; None without one."""
     with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
@@ -265,10 +242,7 @@ def near_entry(path: Path) -> str | None:
 
 
 def listed(path: Path | str, *suffixes: str) -> str:
-    """Return the entries of a missing path's folder, as `; FOLDER has a.yaml, ppo/`; else "".
-
-    Lists subfolders, and files with one of the suffixes; without suffixes every file.
-    """
+    """Return a missing path's subfolders and files (with `suffixes`), as `; FOLDER has a, b/`."""
     folder = Path(path).parent
     names: list[str] = []
     with suppress(OSError):  # the folder may be missing or unreadable
@@ -282,10 +256,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:
-    """Return the files in the upper `n_levels` levels of a folder, without hidden files.
-
-    On each level, only the first `_MOST_FILES` entries are used.
-    """
+    """Return the files in a folder's upper levels: none hidden, `_MOST_FILES` a level at most."""
     levels, paths = [folder], list[Path]()
     for _ in range(n_levels):
         entries: list[Path] = []
@@ -363,10 +334,9 @@ _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", "
 
 
 def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env") -> str | None:
-    """Return a text that gives the type of a file, by its first bytes, and says what to do.
+    """Return the type of a file by its first bytes, and what to do with it; None if unknown.
 
-    None for an unknown type, and for a file of the expected type, which begins with `own`.
-    `program` says what to do with an executable.
+    None also for the expected type, which begins with `own`; `program` is for executables.
     """
     if own and data.startswith(own):
         return None
@@ -454,10 +424,7 @@ def fingerprint(value: Any) -> str:
 
 
 def _temporary(target: Path) -> tuple[int, Path]:
-    """Return the locked handle and the path of a new file in the folder of `target`.
-
-    The lock shows other processes that the writer is alive.
-    """
+    """Return the handle and the path of a new file beside `target`; its lock shows a writer."""
     # The new file has the permissions of the file that it will replace, so that only users who may
     # read the old file can read the new file.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666

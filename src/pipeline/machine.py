@@ -38,11 +38,7 @@ def is_portable() -> bool:
 
 
 def restart_in_portable_mode() -> None:
-    """Restart this process with the variables of `PORTABLE`, unless it has them.
-
-    Libraries read the variables when they are loaded, so it is too late to set them in this
-    process.
-    """
+    """Restart this process with the variables of `PORTABLE`: its libraries were loaded without."""
     if is_portable():
         return
     os.environ.update(PORTABLE)

@@ -62,12 +62,7 @@ class Group(Mapping[str, T], Generic[T]):
         return len({*self.ours, *self._plugins()})
 
     def __getitem__(self, name: str) -> T:
-        """Import and return the part `name`.
-
-        Raises:
-            KeyError: No part has this name.
-            SettingsError: The part cannot be imported, has the wrong type, or is ambiguous.
-        """
+        """Import and return the part `name`; KeyError or SettingsError if it cannot be used."""
         return self.load(name)
 
     def load(self, name: str, *, package: str = "") -> T:
@@ -92,12 +87,7 @@ class Group(Mapping[str, T], Generic[T]):
         return loaded
 
     def entry_point(self, name: str) -> metadata.EntryPoint:
-        """Return the entry point of a plug-in.
-
-        Raises:
-            KeyError: No plug-in has this name.
-            SettingsError: Several packages provide this name.
-        """
+        """Return the entry point of a plug-in; refuse a name that several packages provide."""
         points = self._plugins()[name]
         # None of the packages is chosen, because the choice would depend on the order of sys.path.
         if len(points) > 1:
@@ -123,10 +113,7 @@ class Group(Mapping[str, T], Generic[T]):
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
-        """Return the versions of the packages, and digests of the files, of the plug-ins `names`.
-
-        The keys are the names of the packages, and the paths of the files.
-        """
+        """Return the versions of the plug-ins' packages, and the digests of their files."""
         versions: dict[str, str] = {}
         for name in names:
             if self._is_in_file(name):
@@ -147,12 +134,8 @@ class Group(Mapping[str, T], Generic[T]):
         loaded = named(name)
         kind: Any = loaded if self.base is None else getattr(loaded, "settings_class", None)
         if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
-            which = (
-                ""
-                if self.base is None
-                else f", or its `settings_class` is not a {self.base.__name__}"
-            )
-            raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
+            which = self.base and f", or its `settings_class` is not a {self.base.__name__}"
+            raise SettingsError(f"{name}: is not a class{which or ''}: see docs/how-to/plugins.md")
         return cast("T", kind)
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
@@ -177,12 +160,7 @@ def load(path: str, *, package: str = "") -> Any:
 def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_nets.py") -> Any:
     """Return the function or class `module:name`; the current folder is searched last.
 
-    Args:
-        path: the name.
-        form: the form that such names have, for an error message.
-
-    Raises:
-        SettingsError: There is no such module or function, or the module cannot be imported.
+    `form` is the form of such names, for an error message.
     """
     module, _, attribute = path.partition(":")
     current_folder = str(Path.cwd())
@@ -213,11 +191,7 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
 
 
 def class_for(chosen: str, made_by: str) -> Any:
-    """Return the class of a part: `chosen` if it is `module:Class`, or else the class at `made_by`.
-
-    Raises:
-        SettingsError: The class cannot be imported.
-    """
+    """Return the class `chosen` if it is `module:Class`, or else the class at `made_by`."""
     try:
         # The name of the package is put together, because `dag.sources` counts a module's name in a
         # string as an import: every stage would depend on the algorithms.
@@ -240,11 +214,10 @@ def user_code(name: str, what: str = "fails") -> Iterator[None]:
 
 
 def digests(path: str) -> dict[str, str]:
-    """Return the digest of the file of `module:Class`, and of each file that it imports, by path.
+    """Return the digests of the file of `module:Class` and of its imports in the current folder.
 
-    Only files of the current folder are included, with paths relative to this folder; if a package
-    in this folder is imported, all its files are included. For a class of an installed package,
-    return the version of the package by its name.
+    The keys are relative paths; an imported package counts with all files. For a class of an
+    installed package, return the package's version by its name.
     """
     root, waiting, found = Path.cwd(), [path.partition(":")[0]], {}
     while waiting:

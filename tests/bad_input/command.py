@@ -7,17 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fake_player
 import psutil
 from forked import forking
 from only_our_parts import search_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 _MARK = "PIPELINE_BAD_INPUT_TEST"
@@ -79,28 +76,14 @@ class Place:
             "learn", str(chosen), "--env", str(env), "--run-id", "run", "--seed", "1", *arguments
         )
 
-    def pipeline(self, *arguments: str, before: Callable[[], None] | None = None) -> Done:
+    def pipeline(self, *arguments: str) -> Done:
         """Run a `pipeline` command; fails if it leaves a process."""
-        return self.python("-m", "pipeline.cli.main", *arguments, before=before)
+        return self.python("-m", "pipeline.cli.main", *arguments)
 
-    def python(
-        self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
-    ) -> Done:
+    def python(self, *arguments: str, **variables: str) -> Done:
         """Run this interpreter with the project's sources."""
         env = os.environ | self._variables() | variables
-        if before is None:
-            completed = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
-        else:
-            completed = subprocess.run(  # noqa: S603  # this interpreter
-                [sys.executable, *arguments],
-                cwd=self.folder,
-                env=env,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=240,
-                preexec_fn=before,  # sets a limit, takes no lock
-            )
+        completed = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
         assert left_over(str(self.folder)) == []
         return Done(code=completed.returncode, out=completed.stdout, err=completed.stderr)
 

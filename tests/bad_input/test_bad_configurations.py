@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from command import CONFIG
 
-from pipeline.cli.main import main
-
 # An environment that writes a file when it is started.
 TOUCHES = "touch started; exec sleep 1000"
 CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
@@ -23,24 +21,19 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         ("", ["--torch-device=warp"], "--torch-device: 'warp' cannot be used here"),
         ("", ["--run-id=new", "--resume"], "Previous data from this run ID was not found."),
         ("", ["--run-id=run"], "Previous data from this run ID was found."),
+        ("", ["--initialize-from=old"], "Could not initialize from results/old."),
         *[
             ("", ["--force", f"--run-id={name}"], "does not name a folder in results")
             for name in ("../elsewhere", ".", "", "/tmp")  # noqa: S108  # never made
         ],
     ],
 )
-def test_impossible_run_is_refused_before_the_environment_starts(
-    place, monkeypatch, capsys, more, options, expected
-):
+def test_impossible_run_is_refused_before_it_starts(place, here, refused, more, options, expected):
     place.config(CONFIG + more)
     env = place.program(TOUCHES)
-    (place.folder / "elsewhere").mkdir()
-    (place.folder / "results/run").mkdir(parents=True)
-    (place.folder / "results/run/old").write_text("precious")
-    monkeypatch.chdir(place.folder)
+    (here / "elsewhere").mkdir()
+    (here / "results/run").mkdir(parents=True)
+    (here / "results/run/old").write_text("precious")
     before = place.files()
-    assert main(["learn", "config.yaml", "--env", str(env), *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert expected in line
+    assert expected in refused("learn", "config.yaml", "--env", env, *options)
     assert place.files() == before

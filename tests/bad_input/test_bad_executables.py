@@ -15,9 +15,7 @@ def test_output_of_an_executable_that_exits_at_once_is_in_the_error(place):
     assert place.files() == before
 
 
-def test_option_force_of_learn_replaces_an_earlier_run_only_after_the_new_run_has_started(
-    place, trained
-):
+def test_option_force_replaces_an_earlier_run_only_after_the_new_run_has_started(place, trained):
     shutil.copytree(trained.folder / "results", place.folder / "results")
     place.config()
     env = place.fake()
@@ -41,16 +39,14 @@ def test_option_force_of_learn_replaces_an_earlier_run_only_after_the_new_run_ha
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1", "run.2"]
 
 
-def test_missing_file_is_reported_and_a_similar_file_name_is_proposed(place):
+def test_missing_file_is_reported_and_a_similar_file_name_is_proposed(here, refused):
     for name in ("Ball.onnx", "timers.json"):
-        (place.folder / name).touch()
-    env = place.fake("--wide")
-    for command in (
-        ("evaluate", "Bal.onnx", "--env", str(env)),
-        ("onnx", "check", "Bal.onnx"),
-        ("timers", "timer.json"),
-    ):
-        error = place.pipeline(*command).error
-        missing = command[1] if command[0] != "onnx" else command[2]
-        assert missing in error, command
-        assert "; did you mean '" in error, command
+        (here / name).touch()
+    for words, missing in {
+        "evaluate Bal.onnx --env balance_ball": "Bal.onnx",
+        "onnx check Bal.onnx": "Bal.onnx",
+        "timers timer.json": "timer.json",
+    }.items():
+        error = refused(*words.split())
+        assert missing in error
+        assert "; did you mean '" in error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.main import main
-
 HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n      "
 
 # By mistake: the file's text, the line in the error, and words of the remedy. One mistake of each
@@ -27,27 +25,27 @@ COMMANDS = {
 }
 
 
-def one_line(capsys, caplog, *arguments: str) -> str:
-    """Return the error of a command run in this process, which must print that line alone."""
-    assert main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert len(output.err.splitlines()) == 1, output.err
-    assert [record.getMessage() for record in caplog.records] == []
-    assert output.err.startswith("error: ")
-    return output.err.removeprefix("error: ").rstrip("\n")
+@pytest.fixture
+def one_line(refused, caplog):
+    """Return the error of a command, which must not log."""
+
+    def run(*arguments: str) -> str:
+        error = refused(*arguments)
+        assert caplog.messages == []
+        return error
+
+    return run
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_in_a_configuration_gives_a_one_line_error_with_file_and_line(
-    place, monkeypatch, capsys, caplog, mistake, command
+    place, here, one_line, mistake, command
 ):
     text, line, words = MISTAKES[mistake]
     place.config(text)
-    monkeypatch.chdir(place.folder)
     before = place.files()
-    error = one_line(capsys, caplog, *COMMANDS[command])
+    error = one_line(*COMMANDS[command])
     assert error.startswith(f"config.yaml:{line}: "), error
     assert words in error
     assert place.files() == before
@@ -61,30 +59,25 @@ FILES = {
 
 
 @pytest.mark.parametrize("mistake", FILES)
-def test_mistake_in_a_curriculum_or_sampler_file_gives_a_one_line_error(
-    place, monkeypatch, capsys, caplog, mistake
-):
+def test_mistake_in_a_curriculum_or_sampler_file_gives_one_error(place, here, one_line, mistake):
     name, text, expected = FILES[mistake]
     place.config(text, name)
     place.config()
-    monkeypatch.chdir(place.folder)
     before = place.files()
-    assert one_line(capsys, caplog, "config", "check", name).startswith(f"{name}{expected}")
     option = "--curriculum" if name.endswith("json") else "--sampler"
-    error = one_line(capsys, caplog, "config", "check", "config.yaml", option, name)
-    assert error.startswith(name + expected)
-    error = one_line(capsys, caplog, "config", "upgrade", "config.yaml", name, "-o", "new.yaml")
-    assert error.startswith(name + expected)
+    for words in (
+        ("check", name),
+        ("check", "config.yaml", option, name),
+        ("upgrade", "config.yaml", name, "-o", "new.yaml"),
+    ):
+        assert one_line("config", *words).startswith(f"{name}{expected}")
     assert place.files() == before
 
 
-def test_missing_repeated_and_mismatched_configuration_files_are_refused_in_one_line(
-    place, monkeypatch, capsys, caplog
-):
+def test_missing_repeated_and_mismatched_files_are_refused_in_one_line(place, here, one_line):
     place.config()
     place.config(JSON, "Echo.json")
-    (place.folder / "empty").mkdir()
-    monkeypatch.chdir(place.folder)
+    (here / "empty").mkdir()
     before = place.files()
     for arguments, words in {
         "check config.yaml --sampler Echo.json": "Echo.json: this is a curriculum",
@@ -95,5 +88,5 @@ def test_missing_repeated_and_mismatched_configuration_files_are_refused_in_one_
         "upgrade Echo.json Echo.json -o new.yaml": "Give only one file of each kind.",
         "upgrade config.yaml -o empty --force": "empty",
     }.items():
-        assert words in one_line(capsys, caplog, "config", *arguments.split())
+        assert words in one_line("config", *arguments.split())
     assert place.files() == before

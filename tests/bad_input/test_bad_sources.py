@@ -4,87 +4,70 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from command import Done, Place  # pytest reads the types of fixtures
+from command import Done, Place
 from made_archives import GAME, digest, zipped
 
 BUILD = zipped(GAME)
 BIG = zipped({**GAME, "noise": os.urandom(1 << 20)}, compressed=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shop:
-    """A folder to run commands in, with a separate cache of environments."""
-
-    place: Place
-    cache: Path
-
-    def env(self, *arguments: str) -> Done:
-        return self.place.pipeline("env", *arguments)
-
-    def left(self) -> list[str]:
-        """Paths in the cache, without locks."""
-        paths = [p.relative_to(self.cache).as_posix() for p in self.cache.rglob("*")]
-        return [name for name in paths if not name.startswith("locks") and name != "downloads"]
+def left(cache: Path) -> list[str]:
+    """Return the paths in the cache, without locks."""
+    paths = [p.relative_to(cache / "environments").as_posix() for p in cache.rglob("*/*")]
+    return [name for name in paths if not name.startswith("locks") and name != "downloads"]
 
 
-@pytest.fixture
-def shop(place: Place, tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Shop:
-    cache = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("PIPELINE_CACHE", str(cache))
-    return Shop(place=place, cache=cache / "environments")
-
-
-def test_fetch_without_digest_is_refused_and_prints_the_digest_of_the_archive(shop, web):
+def test_fetch_without_digest_is_refused_and_prints_the_digest_of_the_archive(
+    private_cache, web, refused, printed
+):
     url = web.add("game.zip", BUILD)
-    error = shop.env("fetch", url).error
-    assert f"If you trust it, give --sha256 {digest(BUILD)}" in error
-    assert [name for name in shop.left() if not name.startswith("downloads/")] == []
-    result = shop.env("fetch", url, "--sha256", digest(BUILD))
-    assert result.code == 0, result.err
-    assert Path(result.out.strip()) == shop.cache / digest(BUILD) / "game/Game.x86_64"
+    assert f"If you trust it, give --sha256 {digest(BUILD)}" in refused("env", "fetch", url)
+    assert [name for name in left(private_cache) if not name.startswith("downloads/")] == []
+    path = Path(printed("env", "fetch", url, "--sha256", digest(BUILD)).strip())
+    assert path == private_cache / "environments" / digest(BUILD) / "game/Game.x86_64"
     assert len(web.asked) == 1
 
 
-def test_unknown_environment_is_refused_and_similar_names_are_proposed(shop):
-    shop.place.config("environments:\n  - Basic:\n      linux_url: https://x/b.zip\n", "envs.yaml")
-    error = shop.env("fetch", "Bsic", "--manifest", "envs.yaml").error
-    assert error == (
+def test_unknown_environment_is_refused_and_similar_names_are_proposed(
+    here, private_cache, refused
+):
+    Path("envs.yaml").write_text("environments:\n  - Basic:\n      linux_url: https://x/b.zip\n")
+    assert refused("env", "fetch", "Bsic", "--manifest", "envs.yaml") == (
         "unknown environment 'Bsic'; did you mean Basic? `pipeline env list` shows the names."
     )
-    assert "names come from a manifest" in shop.env("fetch", "Basic").error.lower()
-    assert "is built in and is not fetched" in shop.env("fetch", "grid_world").error
-    assert "are only for a URL" in shop.env("fetch", "Basic", "--sha256", "0" * 64).error
-    assert shop.left() == []
+    assert "names come from a manifest" in refused("env", "fetch", "Basic").lower()
+    assert "is built in and is not fetched" in refused("env", "fetch", "grid_world")
+    assert "are only for a URL" in refused("env", "fetch", "Basic", "--sha256", "0" * 64)
+    assert left(private_cache) == []
 
 
-def test_unavailable_or_invalid_manifest_is_refused(shop, web):
-    assert "no.yaml" in shop.env("list", "--manifest", "no.yaml").error
-    assert "404" in shop.env("list", "--manifest", f"{web.url}/no.yaml").error
+def test_unavailable_or_invalid_manifest_is_refused(here, private_cache, web, refused):
+    assert "no.yaml" in refused("env", "list", "--manifest", "no.yaml")
+    assert "404" in refused("env", "list", "--manifest", f"{web.url}/no.yaml")
     bad = web.add("bad.yaml", b"environments:\n  - A:\n      url: x\n")
-    assert "bad.yaml:3: environments[0].A: unknown key 'url'" in (
-        shop.env("list", "--manifest", bad).error
-    )
-    assert shop.left() == []
+    error = "bad.yaml:3: environments[0].A: unknown key 'url'"
+    assert error in refused("env", "list", "--manifest", bad)
+    assert left(private_cache) == []
 
 
-def test_env_list_and_env_fetch_use_the_entries_of_a_given_manifest(shop, web):
+def test_env_list_and_env_fetch_use_the_entries_of_a_given_manifest(
+    here, private_cache, web, refused, printed, caplog
+):
     url = web.add("game.zip", BUILD)
     entry = f"  - Game:\n      linux_url: {url}\n      description: Find the exit.\n"
-    shop.place.config(f"environments:\n{entry}", "envs.yaml")
-    result = shop.env("list", "--manifest", "envs.yaml")
-    assert "Game             Find the exit. (linux)" in result.out.splitlines()
-    assert result.out.startswith("balance_ball ")
-    result = shop.env("fetch", "Game", "--manifest", "envs.yaml")
-    assert result.out.strip().endswith("/game/Game.x86_64")
-    assert "[WARNING]" in result.err
-    assert "envs.yaml.lock at this first use" in result.err
+    Path("envs.yaml").write_text(f"environments:\n{entry}")
+    text = printed("env", "list", "--manifest", "envs.yaml")
+    assert "Game             Find the exit. (linux)" in text.splitlines()
+    assert text.startswith("balance_ball ")
+    path = printed("env", "fetch", "Game", "--manifest", "envs.yaml")
+    assert path.strip().endswith("/game/Game.x86_64")
+    assert "WARNING" in caplog.text
+    assert "envs.yaml.lock at this first use" in caplog.text
     web.add("game.zip", BIG)
-    shutil.rmtree(shop.cache)
-    error = shop.env("fetch", "Game", "--manifest", "envs.yaml").error
+    shutil.rmtree(private_cache)
+    error = refused("env", "fetch", "Game", "--manifest", "envs.yaml")
     assert f"expected {digest(BUILD)} but got {digest(BIG)}" in error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 
 import pytest
@@ -12,16 +11,20 @@ from command import CONFIG
 LONG = CONFIG.replace("max_steps: 240", "max_steps: 100000")
 
 
-def limit_files() -> None:
-    """Limit files to 8 KiB, which a checkpoint exceeds."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+# Limits files to 8 KiB, which a checkpoint exceeds.
+LIMITED = """\
+import resource, sys
+from pipeline.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+sys.exit(main())
+"""
 
 
 def test_unwritable_checkpoint_ends_the_run_and_leaves_no_partial_file(place):
     place.config(LONG)
     env = place.fake()
     arguments = ["learn", "config.yaml", "--env", str(env), "--run-id", "run", "--seed", "1"]
-    error = place.pipeline(*arguments, before=limit_files).error
+    error = place.python("-c", LIMITED, *arguments).error
     assert "results/run/Echo/Echo-" in error
     assert "cannot be written (File too large)" in error
     assert "then resume" in error

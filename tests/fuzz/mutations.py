@@ -51,6 +51,11 @@ def mutated(draw: Any, contents: SearchStrategy[bytes], *, most: int = 4, begin:
     return bytes(data)
 
 
+def seldom(draw: Any, of: int = 4) -> bool:
+    """Return True in one of `of` + 1 draws."""
+    return draw(st.integers(0, of)) == of
+
+
 @st.composite
 def usually(draw: Any, common: SearchStrategy[Any], rare: SearchStrategy[Any], of: int = 8) -> Any:
     """Draw `rare` in one of `of` draws, else `common`; `one_of` cannot weight its strategies."""

@@ -82,7 +82,7 @@ def _read_together(data: bytes, spec: BehaviorSpec) -> Any:
     return None if fields is None else _outcome(lambda: fields.steps(spec, "b"))
 
 
-@fuzz(_conversations(), examples=300, size=lambda example: sum(map(len, example[1])))
+@fuzz(_conversations(), examples=300)
 def test_all_decoders_give_the_same_arrays_or_errors(
     example: tuple[BehaviorSpec, list[bytes]], folder: Path
 ) -> object:
@@ -123,7 +123,7 @@ def _actions(draw: Any) -> tuple[ActionSpec, bytes]:
     return spec, draw(mutated(st.just(data)))
 
 
-@fuzz(_actions(), examples=200, size=lambda example: len(example[1]))
+@fuzz(_actions(), examples=200)
 def test_both_decoders_give_equal_actions_or_errors_for_random_messages(
     example: tuple[ActionSpec, bytes], folder: Path
 ) -> object:

@@ -16,25 +16,21 @@ from pipeline.wire.codec.encoding import brain_parameters
 from pipeline.wire.codec.generated import messages as m
 
 from .agents import SPECS, message_of, spoil_agent, spoil_announcement
-from .mutations import messages, mutated, usually
+from .mutations import messages, mutated, seldom, usually
 
 _COUNTS = st.sampled_from((0, 1, 2, 7, -1, 2**31 - 1))
-
-
-def _seldom(draw: Any) -> bool:
-    return draw(st.integers(0, 5)) == 5
 
 
 def _head(draw: Any, n: int, brain: Any) -> bytes:
     meta = m.DemonstrationMetaProto(
         api_version=draw(st.sampled_from((*(1,) * 16, 0, 2, -1))),
         demonstration_name=draw(st.sampled_from(("demo", "", "éé"))),
-        number_steps=draw(_COUNTS) if _seldom(draw) else n,
+        number_steps=draw(_COUNTS) if seldom(draw, 5) else n,
         number_episodes=draw(_COUNTS),
         mean_reward=draw(st.sampled_from((0.0, 1.5, float("nan"), 3e38))),
     )
     padded = delimited_message(meta).ljust(BRAIN_OFFSET, b"\0")
-    return (padded if _seldom(draw) else padded[:BRAIN_OFFSET]) + delimited_message(brain)
+    return (padded if seldom(draw, 5) else padded[:BRAIN_OFFSET]) + delimited_message(brain)
 
 
 @st.composite
@@ -44,13 +40,13 @@ def _demos(draw: Any) -> bytes:
     n, n_ended = draw(st.integers(1, 6)), draw(st.integers(0, 2))
     infos = message_of(draw, spec, n, n_ended, draw(st.integers(0, 99))).value
     brain = brain_parameters("Ball", spec, old_fields=draw(st.booleans()))
-    if _seldom(draw):
+    if seldom(draw, 5):
         spoil_announcement(draw, brain)
     rng = np.random.default_rng(draw(st.integers(0, 9)))
     actions = encode_actions(spec.action_spec.random_action(len(infos), rng), spec).value
-    if _seldom(draw) and infos:
+    if seldom(draw, 5) and infos:
         spoil_agent(draw, draw(st.sampled_from(list(infos))))
-    if _seldom(draw) and infos:
+    if seldom(draw, 5) and infos:
         action = draw(st.sampled_from(list(actions)))
         action.Clear() if draw(st.booleans()) else None
         action.MergeFrom(draw(messages(m.AgentActionProto, likely=0.4)))
@@ -66,7 +62,7 @@ def _old_demos(draw: Any) -> bytes:
     """Return a file of agent infos without actions, as packages before 0.12 recorded them."""
     brain = draw(messages(m.OldBrainParametersProto, likely=0.3))
     announced = m.BrainParametersProto(brain_name="Old", vector_action_size_deprecated=[2])
-    if _seldom(draw):
+    if seldom(draw, 5):
         spoil_announcement(draw, announced)
     infos = []
     for _ in range(draw(st.integers(1, 4))):
@@ -76,7 +72,7 @@ def _old_demos(draw: Any) -> bytes:
             reward=0.5,
             id=3,
         )
-        if _seldom(draw):
+        if seldom(draw, 5):
             info.MergeFrom(draw(messages(m.OldAgentInfoProto, likely=0.4)))
         infos.append(info)
     brain_data = announced.SerializeToString() + brain.SerializeToString()

@@ -30,7 +30,7 @@ from pipeline.wire.codec.generated import messages as m
 from pipeline.wire.transport.calls import parse_call
 
 from .agents import SPECS, TRAINABLE_SPECS, message_of, spoil_agent, spoil_announcement
-from .mutations import NAMES, messages, mutated
+from .mutations import NAMES, messages, mutated, seldom
 
 if TYPE_CHECKING:
     from pipeline.core.specs import BehaviorSpec
@@ -61,23 +61,19 @@ def _side_channels(draw: Any) -> bytes:
     return draw(mutated(st.just(wire.pack(frames)), most=2))
 
 
-def _seldom(draw: Any, of: int = 4) -> bool:
-    return draw(st.integers(0, of)) == of
-
-
 def _greeting(draw: Any) -> Any:
     greeting = m.UnityMessageProto(header={"status": 200})
     hello = greeting.unity_output.rl_initialization_output
     hello.communication_version, hello.package_version = "1.5.0", "3.0.0"
     hello.capabilities.baseRLCapabilities = True
-    if _seldom(draw, 12):
+    if seldom(draw, 12):
         hello.MergeFrom(draw(messages(m.UnityRLInitializationOutputProto, likely=0.3)))
     return greeting
 
 
 def _announcement(draw: Any, name: str, spec: BehaviorSpec, harm: int) -> Any:
     brain = brain_parameters(name, spec, old_fields=draw(st.booleans()))
-    if _seldom(draw, 8 * harm):
+    if seldom(draw, 8 * harm):
         spoil_announcement(draw, brain)
     return brain
 
@@ -95,28 +91,28 @@ def _conversations(draw: Any, specs: Any = SPECS, *, least: int = 1, harm: int =
     spec = draw(specs)
     seed = 4 * draw(st.integers(0, 99))
     names = draw(st.lists(_USUAL_NAMES, min_size=1, max_size=2, unique=True))
-    if _seldom(draw, 9 * harm):
+    if seldom(draw, 9 * harm):
         names[0] = draw(NAMES)
     out = [_greeting(draw)]
     n, n_ended = draw(st.integers(1 if least > 1 else 0, 3)), 0
     for turn in range(draw(st.integers(least, least + 11))):
         message = m.UnityMessageProto(header={"status": 200})
-        if turn == 0 or _seldom(draw, 20 * harm):
+        if turn == 0 or seldom(draw, 20 * harm):
             brains = [_announcement(draw, name, spec, harm) for name in names]
             message.unity_output.rl_initialization_output.brain_parameters.extend(brains)
         for name in names:
             infos = message_of(draw, spec, n, n_ended, seed + turn % 4)
-            if _seldom(draw, 15 * harm) and infos.value:
+            if seldom(draw, 15 * harm) and infos.value:
                 spoil_agent(draw, draw(st.sampled_from(list(infos.value))))
             message.unity_output.rl_output.agentInfos[name].CopyFrom(infos)
-        if _seldom(draw, 4 * harm):
+        if seldom(draw, 4 * harm):
             message.unity_output.rl_output.side_channel = draw(_side_channels())
-        if _seldom(draw, 30 * harm):
+        if seldom(draw, 30 * harm):
             message.MergeFrom(draw(messages(m.UnityMessageProto, likely=0.2)))
         n_ended = draw(st.sampled_from((0, 0, 0, 1)))
         out.append(message)
     sent = [message.SerializeToString() for message in out]
-    if _seldom(draw, 4 * harm):
+    if seldom(draw, 4 * harm):
         at = draw(st.integers(0, len(sent) - 1))
         sent[at] = draw(mutated(st.just(sent[at]), most=2))
     return sent
@@ -153,11 +149,7 @@ def _connected(sent: list[bytes]) -> unity.UnityEnvironment:
         return unity.UnityEnvironment(side_channels=channels)
 
 
-def _size(sent: list[bytes]) -> int:
-    return sum(map(len, sent))
-
-
-@fuzz(_conversations(), examples=120, size=_size)
+@fuzz(_conversations(), examples=120)
 def test_messages_of_a_hostile_environment_are_accepted_or_refused(
     sent: list[bytes], folder: Path
 ) -> None:
@@ -216,7 +208,6 @@ def _warm_up() -> None:
     st.tuples(st.sampled_from(_TRAINERS), _conversations(TRAINABLE_SPECS, least=12, harm=4)),
     examples=10,
     warm_up=_warm_up,
-    size=lambda example: _size(example[1]),
 )
 def test_training_in_a_hostile_environment_ends_normally_or_with_a_refusal(
     example: tuple[dict[str, Any], list[bytes]], folder: Path

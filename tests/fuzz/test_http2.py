@@ -180,9 +180,7 @@ class Beside:
                 self.theirs.send_headers(event.stream_id, answer, end_stream=True)
 
 
-@fuzz(
-    st.tuples(conversations(), PIECES), examples=100, size=lambda example: sum(map(len, example[0]))
-)
+@fuzz(st.tuples(conversations(), PIECES), examples=100)
 def test_legal_frames_give_the_same_messages_as_h2(example: Any, folder: Path) -> None:
     sent, sizes = example
     connections = Beside()
@@ -204,7 +202,7 @@ def _is_legal(frame: bytes) -> bool:
     return bool(frame[4] & PADDED) and len(frame) > 9 and frame[9] == len(frame) - 10
 
 
-@fuzz(st.tuples(_broken(), PIECES), examples=150, size=lambda example: sum(map(len, example[0])))
+@fuzz(st.tuples(_broken(), PIECES), examples=150)
 def test_illegal_frames_are_refused_where_h2_refuses_them(example: Any, folder: Path) -> bool:
     sent, sizes = example
     connections = Beside()
@@ -367,7 +365,7 @@ def _broken_answers(draw: Any) -> list[bytes]:
     return draw(spoiled(sent, least=0))
 
 
-@fuzz(_broken_answers(), size=lambda example: sum(map(len, example)))
+@fuzz(_broken_answers())
 def test_illegal_answer_ends_the_connection_or_gives_a_message(
     example: list[bytes], folder: Path
 ) -> bool:
@@ -381,11 +379,7 @@ def test_illegal_answer_ends_the_connection_or_gives_a_message(
     return bool(ours.messages)
 
 
-@fuzz(
-    st.tuples(_broken(), _broken()),
-    examples=25,
-    size=lambda pair: sum(len(frame) for sent in pair for frame in sent),
-)
+@fuzz(st.tuples(_broken(), _broken()), examples=25)
 def test_connection_of_an_environment_works_while_other_connections_send_illegal_frames(
     example: tuple[list[bytes], list[bytes]], folder: Path
 ) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
-import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from unittest import mock
 
 from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
+from made_archives import zipped
 from toys import Corridor
 
 import pipeline
@@ -35,10 +34,6 @@ _ODD = st.sampled_from(
     (".lock", "checkpoint.pt", "run_logs", "a.tmp", ".a.1.tmp", "a?team=1?team=2", "?team=x", "%2e")
 )
 _TEXTS = st.one_of(NAMES, _PATHS, _LONG, _ODD, st.text("ab./?\\\0\n:*", max_size=8))
-
-
-def _size(name: object) -> int:
-    return len(str(name))
 
 
 class _Named:
@@ -92,7 +87,7 @@ def _warm_up() -> None:
         _train("Toy", 20, Path(folder), resume=False)
 
 
-@fuzz(_TEXTS, examples=20, size=_size, warm_up=_warm_up)
+@fuzz(_TEXTS, examples=20, warm_up=_warm_up)
 def test_runs_with_any_behavior_name_are_resumed_or_refused(name: str, folder: Path) -> None:
     run = folder / "results" / "run"
     (folder / "up").write_text("precious")
@@ -112,7 +107,7 @@ _ARGUMENTS = _TEXTS.map(lambda text: text.replace("\0", "0"))
 """Texts without NUL, which neither a command's arguments nor settings can contain."""
 
 
-@fuzz(st.lists(_ARGUMENTS, min_size=1, max_size=3), examples=100, size=_size)
+@fuzz(st.lists(_ARGUMENTS, min_size=1, max_size=3), examples=100)
 def test_run_ids_name_folders_in_results_or_are_refused(names: list[str], folder: Path) -> None:
     results = folder / "results"
     (folder / "precious").touch()
@@ -126,24 +121,17 @@ def test_run_ids_name_folders_in_results_or_are_refused(names: list[str], folder
         assert not beside
 
 
-def _zipped() -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("game.x86_64", b"#!/bin/sh\n")
-    return out.getvalue()
-
-
 def _quoted(text: str) -> str:
     """Return any text as a quoted YAML string."""
     return '"' + "".join(f"\\U{ord(character):08x}" for character in text) + '"'
 
 
-@fuzz(st.tuples(_ARGUMENTS, _TEXTS), examples=40, size=_size)
+@fuzz(st.tuples(_ARGUMENTS, _TEXTS), examples=40)
 def test_environments_with_any_name_are_fetched_or_refused(
     names: tuple[str, str], folder: Path
 ) -> object:
     name, other = names
-    (folder / "a.zip").write_bytes(_zipped())
+    (folder / "a.zip").write_bytes(zipped({"game.x86_64": b"#!/bin/sh\n"}))
     (folder / "manifest.yaml").write_text(
         f"environments:\n- {_quoted(name)}:\n    linux_url: file://{folder}/a.zip\n"
         f"- b:\n    linux_url: {_quoted(f'file://{folder}/{other}')}\n"
@@ -163,7 +151,7 @@ _URLS = st.one_of(
 )
 
 
-@fuzz(st.tuples(_URLS, st.sampled_from(("0" * 64, "", "x" * 64))), examples=40, size=_size)
+@fuzz(st.tuples(_URLS, st.sampled_from(("0" * 64, "", "x" * 64))), examples=40)
 def test_archives_with_any_url_are_fetched_or_refused(
     example: tuple[str, str], folder: Path
 ) -> object:
@@ -172,7 +160,7 @@ def test_archives_with_any_url_are_fetched_or_refused(
         return command("env", "fetch", url, "--sha256", digest)
 
 
-@fuzz(_ARGUMENTS, examples=60, size=_size)
+@fuzz(_ARGUMENTS, examples=60)
 def test_commands_accept_or_refuse_files_with_any_name(name: str, folder: Path) -> object:
     if name.startswith("-"):
         return False
@@ -191,7 +179,7 @@ def test_commands_accept_or_refuse_files_with_any_name(name: str, folder: Path) 
     return any(used)
 
 
-@fuzz(_TEXTS, examples=60, size=_size, warm_up=_warm_up)
+@fuzz(_TEXTS, examples=60, warm_up=_warm_up)
 def test_files_with_any_name_in_settings_are_used_or_refused(name: str, folder: Path) -> object:
     text = (_ROOT / "params.yaml").read_text()
     (folder / "config").symlink_to(_ROOT / "config")

@@ -92,11 +92,7 @@ def _models(draw: Any) -> tuple[int, bytes]:
     return kind, draw(mutated(st.just(data), most=3)) if draw(st.booleans()) else data
 
 
-def _size(example: tuple[int, bytes]) -> int:
-    return len(example[1])
-
-
-@fuzz(_models(), examples=60, size=_size)
+@fuzz(_models(), examples=60)
 def test_changed_onnx_models_pass_the_check_or_are_refused(
     example: tuple[int, bytes], folder: Path
 ) -> object:
@@ -104,7 +100,7 @@ def test_changed_onnx_models_pass_the_check_or_are_refused(
     return command("onnx", "check", "a.onnx")
 
 
-@fuzz(_models(), examples=60, size=_size)
+@fuzz(_models(), examples=60)
 def test_changed_onnx_policies_choose_actions_or_are_refused(
     example: tuple[int, bytes], folder: Path
 ) -> None:

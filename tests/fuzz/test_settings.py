@@ -168,7 +168,6 @@ def test_upgraded_configuration_is_complete_and_valid_or_not_written(
 @fuzz(
     st.tuples(_curricula(), _SAMPLERS, st.sampled_from(("Wall.json", "a.yaml", "a.JSON"))),
     examples=80,
-    size=lambda example: len(example[0]) + len(example[1]),
 )
 def test_changed_curriculum_and_sampler_files_are_read_or_refused(
     example: tuple[bytes, bytes, str], folder: Path

@@ -69,20 +69,16 @@ NO_NEAREST = [
         ),
         *((words, f"; `{command} --help` lists the options") for words, command in NO_NEAREST),
         ("sign food --key me.pem", "'sign' was removed: sign the folder with cosign or gpg"),
-        ("attach --to 10.0.0.5:5004", "'attach' was removed: a player on another machine"),
+        ("attach --to 10.0.0.5:5004", "'attach' was removed: players on other machines"),
         ("export", "'export' is a stage and no command: `pipeline run EXPERIMENT --stage export`"),
         ("report", "'report' is a stage and no command: `pipeline run` makes it, `pipeline comp"),
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
     ],
 )
 def test_error_for_an_unknown_word_on_the_command_line_names_a_similar_word_or_an_alternative(
-    capsys, words, answer
+    refused, words, answer
 ):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words.split())
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
+    line = refused(*words.split())
     assert answer in line
     if words in dict(NO_NEAREST):
         assert line.endswith(answer)
@@ -110,70 +106,59 @@ def test_numeric_options_have_a_metavar_in_the_help(name):
     assert [action.dest for action in numbers if action.metavar is None] == []
 
 
-def test_too_little_memory_gives_a_one_line_error_and_exit_code_two(monkeypatch, capsys):
+def test_too_little_memory_gives_a_one_line_error_and_exit_code_two(monkeypatch, refused):
     def read(path):
         raise MemoryError("Unable to allocate 12.5 GiB")
 
     monkeypatch.setattr("pipeline.demos.demo_file.read_demo", read)
-    assert cli.main(["demo", "info", "a.demo"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
+    error = "not enough memory; use smaller inputs, networks or buffers (Una"
+    assert refused("demo", "info", "a.demo").startswith(error)
 
 
-def test_mistake_gives_a_one_line_error_and_the_option_debug_adds_the_traceback(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["plan"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: Parameter file could not be found")
+def test_option_debug_adds_the_traceback_to_the_one_line_error_of_a_mistake(here, refused, capsys):
+    line = refused("plan")
+    assert line.startswith("Parameter file could not be found")
     assert cli.main(["plan", "--debug"]) == 2
     error = capsys.readouterr().err
     assert "Traceback" in error
     assert "SettingsError" in error
-    assert error.splitlines()[-1] == line
+    assert error.splitlines()[-1] == f"error: {line}"
 
 
 def test_plan_writes_the_table_of_runs_and_plan_check_refuses_a_table_that_is_out_of_date(
-    tmp_path, monkeypatch, capsys
+    here, monkeypatch, printed, refused
 ):
-    (tmp_path / "workflow").mkdir()
-    (tmp_path / "config").symlink_to(ROOT / "config")
+    (here / "workflow").mkdir()
+    (here / "config").symlink_to(ROOT / "config")
     text = (ROOT / "params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
+    (here / "params.yaml").write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
-    assert cli.main(["plan", "--check"]) == 2
-    assert cli.main(["plan"]) == 0
-    assert "`pipeline run --cores 3`" in capsys.readouterr().out, "the cores of this machine"
-    assert cli.main(["plan", "--check"]) == 0
-    assert "up to date" in capsys.readouterr().out
-    (tmp_path / "params.yaml").write_text(text.replace("      - 2\n", "      - 3\n", 1))
-    assert cli.main(["plan", "--check"]) == 2
+    refused("plan", "--check")
+    assert "`pipeline run --cores 3`" in printed("plan"), "the cores of this machine"
+    assert "up to date" in printed("plan", "--check")
+    (here / "params.yaml").write_text(text.replace("      - 2\n", "      - 3\n", 1))
+    refused("plan", "--check")
 
 
-def test_recorded_episodes_are_equal_for_equal_seeds(tmp_path, capsys):
+def test_recorded_episodes_are_equal_for_equal_seeds(tmp_path, printed):
     files = [tmp_path / name for name in ("a.demo", "b.demo", "c.demo")]
-    for file, seed in zip(files, ("1", "1", "2"), strict=True):
-        command = ["demo", "record", "grid_world", "-o", str(file), "--episodes", "2"]
-        assert cli.main([*command, "--seed", seed]) == 0
-        assert "2 episodes" in capsys.readouterr().out
+    for file, seed in zip(files, (1, 1, 2), strict=True):
+        words = "grid_world", "-o", file, "--episodes", 2, "--seed", seed
+        assert "2 episodes" in printed("demo", "record", *words)
     contents = [file.read_bytes() for file in files]
     assert contents[0] == contents[1] != contents[2]
 
 
 def test_ui_without_dag_runs_says_so_and_names_the_command_for_curves_of_learn_runs(
-    tmp_path, monkeypatch, capsys, caplog
+    here, monkeypatch, refused, caplog
 ):
     caplog.set_level(logging.INFO)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(ui, "why_not_free", lambda _: None)  # ports of this machine
-    assert cli.main(["ui"]) == 2
-    assert "there are no runs yet" in capsys.readouterr().err
-    (tmp_path / "results/cart").mkdir(parents=True)
-    (tmp_path / "results/cart/configuration.yaml").touch()
-    assert cli.main(["ui"]) == 2
+    assert "there are no runs yet" in refused("ui")
+    (here / "results/cart").mkdir(parents=True)
+    (here / "results/cart/configuration.yaml").touch()
+    assert "there are no runs yet" in refused("ui")
     said = "Curves of runs of `pipeline learn` (1 here): `tensorboard --logdir results`"
     assert said in caplog.messages
     starting = "Starting MLflow on http://127.0.0.1:5000; this may take a minute ..."
@@ -189,30 +174,22 @@ def test_startup_line_of_mlflow_is_shown_only_at_debug_level(level, caplog, caps
 
 
 @pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])
-def test_file_that_is_neither_a_model_nor_a_demonstration_is_refused_in_one_line(
-    tmp_path, capsys, command
-):
+def test_file_that_is_no_model_or_demonstration_is_refused_in_one_line(tmp_path, refused, command):
     path = tmp_path / ("a.demo" if command == "demo info" else "a.onnx")
     path.write_bytes(b"nothing")
     env = ["--env", "nowhere"] if command == "evaluate" else []
-    assert cli.main([*command.split(), str(path), *env]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert path.name in line
+    assert path.name in refused(*command.split(), path, *env)
 
 
 @pytest.mark.parametrize(
     ("package", "extra"), [("torch", "train"), ("gymnasium", "envs"), ("minari", "minari")]
 )
-def test_missing_package_is_reported_with_the_extra_that_installs_it(
-    package, extra, monkeypatch, capsys
-):
+def test_missing_package_is_reported_with_its_extra(package, extra, monkeypatch, refused):
     def build(*_, **__):
         raise ModuleNotFoundError(f"No module named '{package}.nn'", name=f"{package}.nn")
 
     monkeypatch.setattr("pipeline.cli.env.build", build)
-    assert cli.main(["env", "build", "balance_ball", "-o", "x"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    error = refused("env", "build", "balance_ball", "-o", "x")
     assert f"package {package}," in error
     assert f"rl-pipeline[{extra}]" in error
 

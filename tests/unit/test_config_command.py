@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from functools import partial
 
 import pytest
 
@@ -31,32 +32,31 @@ SAMPLER = "resampling-interval: 10\nmass: {sampler-type: uniform, min_value: 1, 
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.yaml").write_text(FLAT)
-    (tmp_path / "Walker.json").write_text(json.dumps(CURRICULUM))
-    (tmp_path / "sampler.yaml").write_text(SAMPLER)
-    return tmp_path
+def here(here):
+    (here / "old.yaml").write_text(FLAT)
+    (here / "Walker.json").write_text(json.dumps(CURRICULUM))
+    (here / "sampler.yaml").write_text(SAMPLER)
+    return here
 
 
-def run(capsys, *arguments: str) -> str:
-    assert cli.main(["config", *arguments]) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def run(printed):
+    return partial(printed, "config")
 
 
-def test_config_check_with_option_full_prints_every_setting(here, capsys):
-    settings = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
+def test_config_check_with_option_full_prints_every_setting(here, run):
+    settings = to_plain(parse_yaml(run("check", "old.yaml", "--full"), source="shown"))
     assert settings["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
     assert settings["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
     assert settings["engine_settings"]["time_scale"] == 20
     (here / "many.yaml").write_text("behaviors: {A: {}}\nenv_settings: {num_envs: 4}\n")
-    assert "num_envs: 4" in run(capsys, "check", "many.yaml", "--full"), "without an executable"
+    assert "num_envs: 4" in run("check", "many.yaml", "--full"), "without an executable"
     assert settings["environment_parameters"] is None
 
 
-def test_config_check_without_option_full_prints_a_short_verdict(here, capsys):
+def test_config_check_without_option_full_prints_a_short_verdict(here, run):
     files = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
-    assert run(capsys, "check", "old.yaml", *files).splitlines() == [
+    assert run("check", "old.yaml", *files).splitlines() == [
         "old.yaml: can be used.",
         "  format: ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)",
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
@@ -68,38 +68,34 @@ def test_config_check_without_option_full_prints_a_short_verdict(here, capsys):
     ]
 
 
-def test_upgrade_command_that_config_check_prints_works(here, capsys, caplog):
+def test_upgrade_command_that_config_check_prints_works(here, run, caplog):
     """Regression: the printed command lacked the file and `-o`."""
     with caplog.at_level(logging.INFO):
-        said = run(capsys, "check", "old.yaml")
+        said = run("check", "old.yaml")
     (logged,) = [one for one in caplog.messages if "converts it to the present format" in one]
     for text in (said, logged):
         command = re.search("`pipeline config (upgrade .*?)`", text)[1]
-        assert run(capsys, *command.split()).endswith("settings as old.yaml.\n")
+        assert run(*command.split()).endswith("settings as old.yaml.\n")
         (here / "old.new.yaml").unlink()
 
 
-def test_config_check_names_behaviors_and_missing_demonstrations(here, capsys):
+def test_config_check_names_behaviors_and_missing_demonstrations(here, run):
     (here / "new.yaml").write_text(
         "behaviors:\n  Walker:\n    behavioral_cloning: {demo_path: no.demo}\n  Ball: {}\n"
     )
-    lines = run(capsys, "check", "new.yaml").splitlines()
+    lines = run("check", "new.yaml").splitlines()
     assert lines[2] == "  behaviors: Walker (ppo, 500,000 steps), Ball (ppo, 500,000 steps)"
     place = "new.yaml:3: behaviors.Walker.behavioral_cloning.demo_path"
     assert lines[3].startswith(f"  not here: {place}: no.demo does not exist; ")
 
 
-def test_config_check_and_learn_refuse_missing_demonstrations_in_the_same_words(here, capsys):
+def test_config_check_and_learn_refuse_missing_demonstrations_in_the_same_words(here, run, refused):
     """Regression: `check` reported "can be used", and `learn` refused the file."""
     (here / "new.yaml").write_text("behaviors: {A: {behavioral_cloning: {demo_path: no.demo}}}\n")
-    assert cli.main(["learn", "new.yaml"]) == 2
-    refused = capsys.readouterr().err.removeprefix("error: ")
-    assert cli.main(["config", "check", "new.yaml"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        f"error: the configuration is valid, but cannot be used yet: {refused}",
-    )
-    assert "demo_path: no.demo" in run(capsys, "check", "new.yaml", "--full")
+    error = refused("learn", "new.yaml")
+    valid = "the configuration is valid, but cannot be used yet: "
+    assert refused("config", "check", "new.yaml") == f"{valid}{error}"
+    assert "demo_path: no.demo" in run("check", "new.yaml", "--full")
 
 
 @pytest.mark.parametrize("command", ["config check", "learn"])
@@ -115,36 +111,33 @@ def test_missing_demonstrations_are_reported_together_with_other_mistakes(here, 
     assert second.startswith(f"error: {at}")
 
 
-def test_config_check_of_only_a_curriculum_file_lists_the_parameters_of_the_curriculum(
-    here, capsys
-):
-    lines = run(capsys, "check", "Walker.json").splitlines()
-    assert lines[:2] == [
+def test_config_check_of_only_a_curriculum_file_lists_its_parameters(here, run):
+    assert run("check", "Walker.json").splitlines()[:2] == [
         "Walker.json: can be used.",
         "  environment parameters (number of lessons): gap (2)",
     ]
 
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
-def test_config_check_with_option_full_converts_a_curriculum_or_sampler_file_given_alone(
-    here, capsys, file, name
-):
-    settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
+def test_config_check_full_converts_a_curriculum_or_sampler_file_given_alone(here, run, file, name):
+    settings = to_plain(parse_yaml(run("check", file, "--full"), source="shown"))
     assert list(settings) == ["environment_parameters"]
     assert list(settings["environment_parameters"]) == [name]
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_upgrade_accepts_trainer_curriculum_and_sampler_files_in_any_order(here, capsys, turned):
+def test_upgrade_accepts_trainer_curriculum_and_sampler_files_in_any_order(here, run, turned):
     olds = ["old.yaml", "Walker.json", "sampler.yaml"]
-    run(capsys, "upgrade", *(reversed(olds) if turned else olds), "-o", "new.yaml")
+    run("upgrade", *(reversed(olds) if turned else olds), "-o", "new.yaml")
     expected = load_run_settings("old.yaml", curriculum="Walker.json", sampler="sampler.yaml")
     assert load_run_settings("new.yaml") == expected
 
 
-def test_upgrade_writes_only_settings_of_the_old_files(here, capsys):
-    run(capsys, "upgrade", "old.yaml", "Walker.json", "sampler.yaml", "-o", "new.yaml")
+def test_upgrade_writes_only_settings_of_the_old_files(here, run):
+    run("upgrade", "old.yaml", "Walker.json", "sampler.yaml", "-o", "new.yaml")
     lesson = {"measure": "reward", "behavior": "Walker", "threshold": 1.5, "require_reset": True}
+    lesson |= {"min_lesson_length": 1, "signal_smoothing": False}
+    mass = {"min_value": 1.0, "max_value": 2.0}
     assert to_plain(read_yaml("new.yaml")) == {
         "default_settings": {
             "trainer_type": "ppo",
@@ -156,26 +149,18 @@ def test_upgrade_writes_only_settings_of_the_old_files(here, capsys):
         "environment_parameters": {
             "gap": {
                 "curriculum": [
-                    {
-                        "name": "Lesson0",
-                        "completion_criteria": lesson
-                        | {"min_lesson_length": 1, "signal_smoothing": False},
-                        "value": 1.0,
-                    },
+                    {"name": "Lesson0", "completion_criteria": lesson, "value": 1.0},
                     {"name": "Lesson1", "value": 2.0},
                 ]
             },
-            "mass": {
-                "sampler_type": "uniform",
-                "sampler_parameters": {"min_value": 1.0, "max_value": 2.0},
-            },
+            "mass": {"sampler_type": "uniform", "sampler_parameters": mass},
         },
     }
 
 
-def test_upgrade_with_option_verbose_lists_every_change_with_its_line(here, capsys):
+def test_upgrade_with_option_verbose_lists_every_change_with_its_line(here, run):
     words = ("upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml", "--verbose")
-    lines = run(capsys, *words).splitlines()
+    lines = run(*words).splitlines()
     moved, gone = lines.index("Moved:"), lines.index("Removed:")
     assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in lines[moved:gone]
     place = "behaviors.Walker.hyperparameters.batch_size"
@@ -186,47 +171,45 @@ def test_upgrade_with_option_verbose_lists_every_change_with_its_line(here, caps
     assert lines[-1].startswith("Wrote new.yaml; read again, it gives the same settings")
 
 
-def test_comments_of_an_upgraded_file_name_the_old_file_and_list_warnings(here, capsys):
-    run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+def test_comments_of_an_upgraded_file_name_the_old_file_and_list_warnings(here, run):
+    run("upgrade", "old.yaml", "-o", "new.yaml")
     header = [line for line in (here / "new.yaml").read_text().splitlines() if line[0] == "#"]
     assert header[0] == "# Written by `pipeline config upgrade` from old.yaml."
     assert "ML-Agents 0.3 to 0.16" in header[1]
     assert any("Walker.burn_in_ratio: no equivalent" in line for line in header)
 
 
-def test_comments_of_an_upgraded_file_list_repeated_keys_of_the_old_file(here, capsys):
+def test_comments_of_an_upgraded_file_list_repeated_keys_of_the_old_file(here, run):
     (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
     note = "old.yaml:13: batch_size: written twice, first in line 11; the last value is used"
-    assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--verbose")
-    text = (here / "new.yaml").read_text()
-    assert f"#   {note}" in text
-    assert (
-        load_run_settings(here / "new.yaml").behaviors["Walker"].hyperparameters.batch_size == 256
-    )
+    assert note in run("upgrade", "old.yaml", "-o", "new.yaml", "--verbose")
+    assert f"#   {note}" in (here / "new.yaml").read_text()
+    walker = load_run_settings("new.yaml").behaviors["Walker"]
+    assert walker.hyperparameters.batch_size == 256
 
 
-def test_upgrade_overwrites_a_file_only_with_option_force(here, capsys):
+def test_upgrade_overwrites_a_file_only_with_option_force(here, run, refused):
     (here / "new.yaml").write_text("precious: 1\n")
-    assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("error: new.yaml exists already.")
+    error = refused("config", "upgrade", "old.yaml", "-o", "new.yaml")
+    assert error.startswith("new.yaml exists already.")
     assert (here / "new.yaml").read_text() == "precious: 1\n"
-    run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--force")
+    run("upgrade", "old.yaml", "-o", "new.yaml", "--force")
     assert load_run_settings("new.yaml") == load_run_settings("old.yaml")
 
 
-def test_upgrade_with_option_force_may_overwrite_its_input_file(here, capsys):
+def test_upgrade_with_option_force_may_overwrite_its_input_file(here, run):
     before = load_run_settings("old.yaml")
-    run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
+    run("upgrade", "old.yaml", "-o", "old.yaml", "--force")
     assert load_run_settings("old.yaml") == before
-    output = run(capsys, "upgrade", "old.yaml", "-o", "again.yaml")
+    output = run("upgrade", "old.yaml", "-o", "again.yaml")
     assert output.startswith("Wrote again.yaml. old.yaml has today's format already")
     assert to_plain(read_yaml("again.yaml")) == to_plain(read_yaml("old.yaml"))
 
 
-def test_upgrade_leaves_out_defaults_that_mlagents_cannot_read(here, capsys):
+def test_upgrade_leaves_out_defaults_that_mlagents_cannot_read(here, run):
     text = FLAT + "  reward_signals: {curiosity: {strength: 0.5}}\n"
     (here / "old.yaml").write_text(text)
-    output = run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
+    output = run("upgrade", "old.yaml", "-o", "new.yaml")
     assert "default_settings are left out, since behavior 'Walker'" in output
     new, old = load_run_settings("new.yaml"), load_run_settings("old.yaml")
     assert new.default_settings is None
@@ -234,13 +217,13 @@ def test_upgrade_leaves_out_defaults_that_mlagents_cannot_read(here, capsys):
     assert "null" not in (here / "new.yaml").read_text()
 
 
-def test_upgrade_keeps_text_that_looks_like_a_number(here, capsys):
+def test_upgrade_keeps_text_that_looks_like_a_number(here, run):
     (here / "new.yaml").write_text("behaviors: {A: {}}\ncheckpoint_settings: {run_id: 007}\n")
-    run(capsys, "upgrade", "new.yaml", "-o", "newer.yaml")
+    run("upgrade", "new.yaml", "-o", "newer.yaml")
     assert load_run_settings("newer.yaml").checkpoint_settings.run_id == "007"
 
 
-def test_upgrade_replaces_deprecated_keys_by_their_successors(here, capsys):
+def test_upgrade_replaces_deprecated_keys_by_their_successors(here, run):
     text = (
         "behaviors:\n  A:\n    framework: pytorch\n    reward_signals:\n"
         "      curiosity: {encoding_size: 32}\n"
@@ -248,7 +231,7 @@ def test_upgrade_replaces_deprecated_keys_by_their_successors(here, capsys):
         "    sampler_parameters: {intervals: [[1, 2]]}\n"
     )
     (here / "a.yaml").write_text(text)
-    run(capsys, "upgrade", "a.yaml", "-o", "b.yaml")
+    run("upgrade", "a.yaml", "-o", "b.yaml")
     written = to_plain(read_yaml("b.yaml"))
     signal = {"curiosity": {"network_settings": {"hidden_units": 32}}}
     assert written["behaviors"] == {"A": {"reward_signals": signal}}
@@ -288,8 +271,8 @@ def test_all_mistakes_of_a_file_are_reported_together(here, capsys, command):
         "error: t.yaml:5: behaviors.A: unknown key 'max_stesp'",
         "error: t.yaml:6: behaviors.A.time_horizon: must be at least 1",
         "error: t.yaml:10: behaviors.B.hyperparameters.learning_rate: needs a number",
-        "error: t.yaml:11: behaviors.B.hyperparameters.tau: "
-        "is a setting of sac and xqc, not of ppo",
+        "error: t.yaml:11: behaviors.B.hyperparameters.tau: is a setting of sac and xqc, not of "
+        "ppo",
         "error: t.yaml:13: behaviors.B.self_play.save_steps: must be at least 1",
         "error: t.yaml:14: behaviors.C: needs a map of keys to values",
         "error: t.yaml:15: env_settings.num_envs: needs a whole number",
@@ -324,7 +307,7 @@ def test_all_mistakes_of_a_file_are_reported_together(here, capsys, command):
         ),
     ],
 )
-def test_mistakes_with_the_same_cause_are_reported_once_and_at_most_20_mistakes_are_printed(
+def test_mistakes_with_the_same_cause_are_reported_once_and_at_most_20_are_printed(
     here, capsys, text, starts, n_lines
 ):
     (here / "t.yaml").write_text(text)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.cli import main as cli
 from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 
@@ -18,13 +17,14 @@ NAMES = {"docking:Docking": "Docking", "rooms:Rooms": "Rooms"}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: a copy of the examples, with a separate cache."""
-    shutil.copytree(EXAMPLE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.chdir(tmp_path / "own")
-    monkeypatch.syspath_prepend(str(tmp_path / "own"))
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "own"
+    own = here / "own"
+    shutil.copytree(EXAMPLE, own, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(own)
+    monkeypatch.syspath_prepend(str(own))
+    monkeypatch.setenv("PIPELINE_CACHE", str(here / "cache"))
+    return own
 
 
 @pytest.mark.parametrize("name", ["own.yaml", "docking.py", "rooms.py"])
@@ -52,15 +52,14 @@ def test_rooms_example_rewards_the_target_temperature_and_ends_episodes_far_from
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_each_example_is_built_trained_exported_and_evaluated(name, folder, caplog):
-    behavior = NAMES[name]
+def test_each_example_is_built_trained_exported_and_evaluated(name, folder, caplog, printed):
     settings = (folder / "own.yaml").read_text()
     small = settings.replace("50000", "1500").replace("5000", "500").replace("1024", "256")
     (folder / "own.yaml").write_text(small)
     with caplog.at_level("INFO"):
-        assert cli.main(["learn", "own.yaml", "--env", name, "--run-id", "one", "--seed", "1"]) == 0
-        model = f"results/one/{behavior}.onnx"
-        assert cli.main(["evaluate", model, "--env", name, "--episodes", "2"]) == 0
+        printed("learn", "own.yaml", "--env", name, "--run-id", "one", "--seed", "1")
+        model = f"results/one/{NAMES[name]}.onnx"
+        printed("evaluate", model, "--env", name, "--episodes", 2)
     text = caplog.text
     assert text.count(f"{name}: building into build/cache/") == 1
     assert text.count(f"{name}: using the build build/cache/") == 1

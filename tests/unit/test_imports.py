@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 from interpreter import python
@@ -59,12 +57,7 @@ def test_import_error_for_an_old_module_name_gives_the_new_module_name(old: str,
 
 
 def test_error_for_the_removed_command_python_m_pipeline_stages_names_the_new_command():
-    completed = subprocess.run(  # this interpreter
-        [sys.executable, "-m", "pipeline.stages", "train"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    completed = python("-m", "pipeline.stages", "train", check=False)
     assert completed.returncode == 2
     assert completed.stderr.startswith("error: pipeline.stages is now pipeline.dag; write ")
     assert completed.stderr.count("\n") == 1

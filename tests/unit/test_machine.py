@@ -52,9 +52,7 @@ def test_processor_model_counts_as_a_cause_of_other_rounding_only_without_portab
 
 
 @pytest.mark.parametrize("is_portable", [True, False])
-def test_each_torchrun_process_of_a_portable_run_restarts_in_portable_mode(
-    is_portable, monkeypatch, tmp_path
-):
+def test_each_torchrun_process_of_a_portable_run_restarts(is_portable, monkeypatch, tmp_path):
     params = Path("tests/workflow/tiny.yaml").read_text()
     if is_portable:
         params = params.replace("device: cpu", "device: cpu\n  deterministic: portable")

@@ -8,11 +8,11 @@ import pydoc
 import re
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from beacons import Beacon, Lighthouse
 from interpreter import python
 
 import pipeline
@@ -159,14 +159,9 @@ def test_train_accepts_metric_sinks_as_names_or_objects_and_gives_them_the_resul
     result = train(tmp_path, sinks=["jsonl", ended]).behaviors["3DBall"]
     with (tmp_path / "metrics.jsonl").open() as lines:
         assert [json.loads(line)["step"] for line in lines] == [256, 512, 768, 1024]
-    assert ended.results == {
-        "3DBall": {
-            "steps": result.steps,
-            "updates": result.n_updates,
-            "episodes": result.n_episodes,
-            "mean_reward": result.mean_reward,
-        }
-    }
+    numbers = {"steps": result.steps, "updates": result.n_updates}
+    numbers |= {"episodes": result.n_episodes, "mean_reward": result.mean_reward}
+    assert ended.results == {"3DBall": numbers}
     with pytest.raises(pipeline.PipelineError, match="sinks: 'jsnl' is not allowed"):
         train(tmp_path / "other", sinks=["jsnl"])
 
@@ -181,9 +176,8 @@ def test_training_stopped_by_a_callback_ends_normally_with_an_exportable_policy(
     result = train(tmp_path, callbacks=[callback])
     assert 512 <= result.behaviors["3DBall"].steps < 1024
     assert callback.seen[-1][0] == "end"
-    assert pipeline.export_policy(
-        result.behaviors["3DBall"].checkpoint, tmp_path / "onnx"
-    ).is_file()
+    checkpoint = result.behaviors["3DBall"].checkpoint
+    assert pipeline.export_policy(checkpoint, tmp_path / "onnx").is_file()
 
 
 def test_error_in_a_callback_is_raised_after_the_run_is_saved(tmp_path: Path):
@@ -219,33 +213,9 @@ def test_checkpoint_and_onnx_policy_choose_equal_actions_and_get_equal_returns(t
     assert action.continuous.shape == (5, 2)
     assert np.array_equal(action.continuous, onnx_action.continuous)
     env.close()
-    played = [
-        pipeline.evaluate(policy, "balance_ball", episodes=3, seed=2) for policy in (first, model)
-    ]
+    played = [pipeline.evaluate(p, "balance_ball", episodes=3, seed=2) for p in (first, model)]
     assert len(played[0]) == 3
     assert played[0] == played[1]
-
-
-class Beacon(gymnasium.Env):
-    """Ends after three steps; records the seed and first random number of each episode."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(3)
-    begun: ClassVar[list[tuple[int | None, float]]] = []
-
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium passes it
-        super().reset(seed=seed)
-        self.n_steps = 0
-        self.begun.append((seed, self.np_random.uniform()))
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):  # noqa: ARG002
-        self.n_steps += 1
-        return np.zeros(2, np.float32), 1.0, self.n_steps == 3, False, {}
-
-
-class Lighthouse(Beacon):
-    """The same environment under another name."""
 
 
 class Wider(Beacon):
@@ -254,9 +224,7 @@ class Wider(Beacon):
     action_space = gymnasium.spaces.Discrete(4)
 
 
-def test_policy_can_be_evaluated_in_a_behavior_of_another_name_with_the_same_specification(
-    tmp_path: Path, caplog
-):
+def test_policy_can_be_evaluated_in_an_equal_behavior_of_another_name(tmp_path: Path, caplog):
     settings = {"default_settings": {"max_steps": 64, "network_settings": {"hidden_units": 8}}}
     result = pipeline.train(Beacon(), settings, seed=1, run_dir=tmp_path)
     checkpoint = result.behaviors["Beacon"].checkpoint
@@ -274,12 +242,11 @@ def test_policy_can_be_evaluated_in_a_behavior_of_another_name_with_the_same_spe
     assert Beacon.begun[-3:] == first_three
 
 
-def test_make_env_accepts_every_form_of_an_environment(tmp_path: Path, monkeypatch):
-    (tmp_path / "mine_of_api.py").write_text(
+def test_make_env_accepts_every_form_of_an_environment(here, monkeypatch):
+    (here / "mine_of_api.py").write_text(
         "import gymnasium\ndef pole():\n    return gymnasium.make('CartPole-v1')\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(here))
     ball_env = pipeline.make_env("balance_ball", n_agents=2)
     forms = ["gymnasium:CartPole-v1", "mine_of_api:pole", gymnasium.make("CartPole-v1"), ball_env]
     for form in forms:
@@ -331,9 +298,7 @@ def test_example_notebook_runs_to_its_end(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_example_own_parts_is_stopped_by_its_callback_then_plays_an_episode_and_continues(
-    tmp_path: Path,
-):
+def test_example_own_parts_is_stopped_by_its_callback_then_plays_and_continues(tmp_path: Path):
     shutil.copytree(ROOT / "examples/own_parts", tmp_path / "own")
     completed = python("notebook.py", cwd=tmp_path / "own", timeout=1000, MPLBACKEND="agg")
     (trained, mean), (total,), (continued,) = (

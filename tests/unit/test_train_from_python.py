@@ -6,11 +6,10 @@ import inspect
 import io
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import gymnasium
-import numpy as np
 import pytest
+from beacons import Beacon, Lighthouse, beacon
 
 import pipeline
 from pipeline.trainer.checkpoints.file import digest, load_checkpoint
@@ -26,31 +25,6 @@ SETTINGS = {
 }
 
 
-class Beacon(gymnasium.Env):
-    """Ends after three steps."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(3)
-    n_made: ClassVar[int] = 0
-
-    def __init__(self, size: float = 1.0) -> None:
-        Beacon.n_made += 1
-        self.size = size
-
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium passes it
-        super().reset(seed=seed)
-        self.n_steps = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.n_steps += 1
-        return np.zeros(2, np.float32), float(action) * self.size, self.n_steps == 3, False, {}
-
-
-def beacon():
-    return Beacon()
-
-
 def train(env, folder: Path, **options):
     return pipeline.train(env, SETTINGS, **{"seed": 1, "run_dir": folder} | options)
 
@@ -60,17 +34,11 @@ def weights(result) -> str:
     return digest(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
 
 
-def test_train_gives_equal_weights_for_an_environment_class_a_function_and_a_name(
-    tmp_path, monkeypatch, caplog
-):
-    (tmp_path / "lighthouses.py").write_text(
-        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
-        "from test_train_from_python import Beacon, beacon\n"
-    )
-    monkeypatch.chdir(tmp_path)
+def test_train_gives_equal_weights_for_a_class_a_function_and_a_name(here, caplog):
+    (here / "lighthouses.py").write_text("from beacons import Beacon, beacon\n")
     caplog.set_level("INFO")
     forms = [Beacon, beacon, "lighthouses:beacon"]
-    assert len({weights(train(form, tmp_path / str(i))) for i, form in enumerate(forms)}) == 1
+    assert len({weights(train(form, here / str(i))) for i, form in enumerate(forms)}) == 1
     said = [line for line in caplog.messages if line.startswith("environments:")]
     assert said == ["environments: 1, all in this process; copies: 16"] * 3
 
@@ -103,9 +71,7 @@ def test_train_logs_the_number_of_environments_and_copies_in_one_line(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", None])
-def test_train_treats_a_gymnasium_vector_environment_as_copies_in_one_environment(
-    mode, tmp_path, caplog
-):
+def test_train_treats_a_gymnasium_vector_environment_as_copies_in_one(mode, tmp_path, caplog):
     caplog.set_level("INFO")
     vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode=mode)
     result = train(vector, tmp_path)
@@ -127,24 +93,16 @@ def test_train_refuses_a_wrapped_gymnasium_vector_environment(tmp_path):
     ("env", "options", "said"),
     [
         (Beacon(), {"num_envs": 2}, "num_envs: an environment object is only one environment"),
-        (
-            Beacon(),
-            {"n_agents": 2},
-            "n_agents, env_options: cannot be given for an environment object",
-        ),
+        (Beacon(), {"n_agents": 2}, "n_agents, env_options: cannot be given for an environment"),
         (None, {"n_agents": 2}, "n_agents: cannot be given for an executable; give env_args"),
     ],
 )
-def test_train_refuses_num_envs_and_n_agents_for_environments_that_cannot_be_copied(
-    env, options, said, tmp_path
-):
+def test_train_refuses_copies_of_environments_that_cannot_be_copied(env, options, said, tmp_path):
     with pytest.raises(pipeline.PipelineError, match=said):
         train(env, tmp_path, **options)
 
 
-def test_train_replaces_an_earlier_run_only_if_force_is_true_and_may_start_from_its_weights(
-    tmp_path,
-):
+def test_train_replaces_an_earlier_run_only_by_force_and_may_start_from_its_weights(tmp_path):
     run = tmp_path / "run"
     first = weights(train(Beacon, run))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -160,10 +118,6 @@ def test_train_replaces_an_earlier_run_only_if_force_is_true_and_may_start_from_
     assert digest(kept["learner"]["algorithm"]) == first
 
 
-class Lighthouse(Beacon):
-    """The same under another name."""
-
-
 @pytest.mark.parametrize("form", ["file", "folder", "name", "behavior"])
 def test_init_from_accepts_a_checkpoint_the_folder_of_a_run_or_behavior_and_the_name_of_a_run(
     form, tmp_path, caplog
@@ -171,12 +125,8 @@ def test_init_from_accepts_a_checkpoint_the_folder_of_a_run_or_behavior_and_the_
     caplog.set_level("INFO")
     train(Beacon, tmp_path / "first")
     file = tmp_path / "first/Beacon/checkpoint.pt"
-    source = {
-        "file": file,
-        "folder": str(tmp_path / "first"),
-        "name": "first",
-        "behavior": file.parent,
-    }[form]
+    sources = {"file": file, "folder": str(tmp_path / "first"), "name": "first"}
+    source = (sources | {"behavior": file.parent})[form]
     settings = {"behaviors": {"Lighthouse": SETTINGS["default_settings"]}}
     pipeline.train(Lighthouse, settings, seed=2, run_dir=tmp_path / "second", init_from=source)
     assert f"Lighthouse begins with the weights of {file}" in caplog.text
@@ -190,7 +140,7 @@ def test_init_from_refuses_missing_weights_before_the_run_starts(tmp_path):
 
 
 @pytest.mark.parametrize(("progress", "is_terminal"), [(True, False), (None, True), (None, False)])
-def test_train_shows_progress_if_requested_or_on_a_terminal(
+def test_train_shows_progress_on_request_or_a_terminal(
     progress, is_terminal, tmp_path, monkeypatch
 ):
     shown = io.StringIO()

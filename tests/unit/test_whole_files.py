@@ -91,9 +91,7 @@ def test_glob_characters_in_a_file_name_are_taken_literally(tmp_path):
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_error_for_a_locked_folder_names_the_id_of_the_process_that_holds_the_lock(
-    tmp_path,
-):
+def test_error_for_a_locked_folder_names_the_process_that_holds_the_lock(tmp_path):
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
@@ -176,16 +174,14 @@ def test_behavior_name_that_cannot_be_a_file_name_is_refused(name, why, tmp_path
 
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "COM1", "a:b", "a?", "a.", "a "])
-def test_behavior_names_that_windows_does_not_allow_are_refused_on_windows(
-    name, tmp_path, monkeypatch
-):
+def test_behavior_names_that_windows_refuses_are_refused_on_windows(name, tmp_path, monkeypatch):
     assert files.named(tmp_path, name).name == name
     monkeypatch.setattr(files.os, "name", "nt")
     with pytest.raises(SettingsError, match="Windows"):
         files.named(".", name)
 
 
-def test_behavior_names_that_differ_only_in_case_are_refused_on_a_case_insensitive_disk(
+def test_behavior_names_that_differ_only_in_case_are_refused_if_the_disk_ignores_case(
     tmp_path, monkeypatch
 ):
     files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # other case, other folder
@@ -216,7 +212,7 @@ def test_folder_is_unchanged_if_an_error_occurs_while_its_files_are_written(tmp_
         shutil.rmtree(folder)
 
 
-def test_similar_file_name_is_proposed_although_an_entry_of_the_folder_is_unreadable(
+def test_similar_file_is_proposed_although_an_entry_of_its_folder_is_unreadable(
     tmp_path, monkeypatch
 ):
     def is_file(path):
@@ -250,9 +246,7 @@ def test_error_messages_propose_only_sufficiently_similar_names(tmp_path, typed,
     assert files.similar(tmp_path / typed) == said
 
 
-def test_listing_of_a_folder_names_subfolders_first_and_only_a_limited_number_of_entries(
-    tmp_path, monkeypatch
-):
+def test_listing_of_a_folder_names_subfolders_first_and_limits_its_entries(tmp_path, monkeypatch):
     for name in "abcdefg":
         (tmp_path / f"{name}.yaml").touch()
     (tmp_path / "ppo").mkdir()

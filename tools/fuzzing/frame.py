@@ -97,12 +97,20 @@ class Tally:
 TALLY = Tally()
 
 
+def size_of(example: Any) -> int:
+    """Return the number of bytes and characters in a nested example."""
+    if isinstance(example, str | bytes):
+        return len(example)
+    parts = example.values() if isinstance(example, dict) else example
+    return sum(map(size_of, parts)) if isinstance(example, dict | list | tuple) else 0
+
+
 def fuzz(
     strategy: SearchStrategy[Any],
     *,
     examples: int = 100,
     explicit: Sequence[Any] = (),
-    size: Callable[[Any], int] = len,
+    size: Callable[[Any], int] = size_of,
     refusals: tuple[type[Exception], ...] = REFUSALS,
     warm_up: Callable[[], object] = lambda: None,
 ) -> Callable[[Callable[[Any, Path], object]], Callable[[], None]]:

@@ -55,7 +55,6 @@ _CRATE, _CITATION = "ro-crate-metadata.json", "CITATION.cff"
 _MADE = ("results", "build/env", "data/demos", "workflow/code", "workflow/runs.yaml", "dvc.lock")
 """Paths that stages or engines write. They do not count as sources, even if git tracks them."""
 _LOCKED = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
-_MOST_NAMED = 4
 _README = """\
 # {title}: results and everything that made them
 
@@ -93,7 +92,9 @@ def run(arguments: argparse.Namespace) -> str:
     params = load_params(root / "params.yaml")
     write_plan(params, root / RUNS_FILE)
     sources, commit = _committed(root)
-    _refuse_pending(root)
+    _log.info("Asking Snakemake whether all results are up to date")
+    if pending := engines.snakemake_summary(root).pending:
+        raise StageError(f"not up to date: {few(pending)}; `pipeline run` makes them again")
     results = {path.as_posix(): path for path in result_files(params, root)}
     digests = {name: files.sha256_of(root / path) for name, path in results.items()}
     content: dict[str, Path | bytes] = {f"project/{name}": data for name, data in sources.items()}
@@ -133,11 +134,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def result_files(params: Params, root: Path) -> Iterator[Path]:
-    """Yield the sorted paths, relative to the project, of the results of all runs in params.yaml.
-
-    Raises:
-        StageError: A stage has no results.
-    """
+    """Yield the sorted paths in the project of all runs' results; refuse if one is missing."""
     names = [*params.experiments, *params.sweeps]
     runs = dict.fromkeys(run for name in names for run in params.runs_of(name))
     places = {Path("results/report")} if runs else set()
@@ -157,13 +154,9 @@ def result_files(params: Params, root: Path) -> Iterator[Path]:
 
 
 def _committed(root: Path) -> tuple[dict[str, bytes], str]:
-    """Return the files of a repository's newest commit, and the commit's id.
+    """Return the newest commit's files by name, without results, and the commit's id.
 
-    The files are a map from names to contents. Results are left out, even if the commit has them.
-
-    Raises:
-        StageError: There is no commit, or a source differs from it: an archive of the commit would
-            not reproduce the results.
+    A source that differs from it is refused: the archive would not reproduce the results.
     """
     commit = git(root, "rev-parse", "HEAD")
     if commit is None:
@@ -174,7 +167,7 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
     edited = git(root, "status", "--porcelain", "--no-renames", "--", ".", *except_made) or ""
     if names := [line[3:] for line in edited.splitlines()]:
         raise StageError(
-            f"{root}: {few(names, _MOST_NAMED)} differ from the commit {commit[:12]}, so the "
+            f"{root}: {few(names)} differ from the commit {commit[:12]}, so the "
             "archive would not have the files that made the results; commit them, and call "
             "`pipeline run` again"
         )
@@ -184,35 +177,18 @@ def _committed(root: Path) -> tuple[dict[str, bytes], str]:
         members = [member for member in archive if not member.isdir()]
         if links := [member.name for member in members if not member.isreg()]:
             raise StageError(
-                f"{root}: {few(links, _MOST_NAMED)} are links, which an archive cannot contain; "
+                f"{root}: {few(links)} are links, which an archive cannot contain; "
                 "commit the files themselves"
             )
         readers = ((member.name, archive.extractfile(member)) for member in members)
         found = {name: reader.read() for name, reader in readers if reader is not None}
     made = tuple(f"{name}/" for name in _MADE)
-    return {
-        name: data
-        for name, data in found.items()
-        if not name.startswith(made) and name not in _MADE
-    }, commit.strip()
-
-
-def _refuse_pending(root: Path) -> None:
-    _log.info("Asking Snakemake whether all results are up to date")
-    if pending := engines.snakemake_summary(root).pending:
-        raise StageError(
-            f"not up to date: {few(pending, _MOST_NAMED)}; `pipeline run` makes them again"
-        )
+    kept = [name for name in found if not name.startswith(made) and name not in _MADE]
+    return {name: found[name] for name in kept}, commit.strip()
 
 
 def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
-    """Return the paths of the files that stages have read but git does not track.
-
-    Builds of Unity are such files.
-
-    Raises:
-        StageError: A stage has read a file outside the project.
-    """
+    """Return the paths of files that stages have read but git does not track, such as builds."""
     names: set[str] = set()
     for facts in sorted((root / WORK).rglob("stage.json")):
         for name in read_map(facts).get("inputs", {}):
@@ -227,17 +203,12 @@ def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
             inside = [root / path] if (root / path).is_file() else sorted((root / path).rglob("*"))
             names |= {file.relative_to(root).as_posix() for file in inside if file.is_file()}
     made = tuple(f"{name}/" for name in _MADE)
-    return sorted(
-        name for name in names - {*sources, *_MADE} if not name.startswith(made)
-        and "__pycache__" not in name
-    )  # fmt: skip
+    others = names - {*sources, *_MADE}
+    return sorted(n for n in others if not n.startswith(made) and "__pycache__" not in n)
 
 
 def _fetched(params: Params) -> Iterator[tuple[str, Path]]:
-    """Yield cached files of the environments that were fetched by URL.
-
-    With these files, a reproduction does not need the network for the environments.
-    """
+    """Yield cached files of environments with a URL, so that a reproduction fetches nothing."""
     cache = fetch.cache_folder()
     for environment in params.environments.values():
         archive = isinstance(environment, FetchSource) and environment.archive(this_platform())
@@ -264,26 +235,19 @@ def _code(root: Path) -> dict[str, Path | bytes]:
 
 
 def _locks(root: Path) -> dict[str, Path]:
-    """Return the lock files of rl-pipeline and of the project, by name.
-
-    If both have a file of the same name, the project's file is used.
-    """
+    """Return the lock files of rl-pipeline and of the project by name; the project's files win."""
     folders = (code_of(root) / "locks", root / "locks")
     found = {path.name: path for folder in folders for path in sorted(folder.glob("*.txt"))}
     if missing := [name for name in (TORCH, TRAIN) if name not in found]:
+        file = f"{root}: locks/{missing[0]}"
         raise StageError(
-            f"{root}: locks/{missing[0]} is missing; `make lock` in a clone of rl-pipeline writes "
-            "this file"
+            f"{file} is missing; `make lock` in a clone of rl-pipeline writes this file"
         )
     return {name: path for name, path in found.items() if name != "dev.txt"}
 
 
 def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
-    """Return the lock files, with only one of the two lock files for torch.
-
-    If `cpu` is True, the lock file for torch's CPU builds is kept, else the lock file for the
-    builds on PyPI.
-    """
+    """Return the lock files, of the two for torch only the one for the CPU or the one for PyPI."""
     by_name = {path.name: path for path in locks}
     by_name.pop(TORCH if cpu and TORCH_CPU in by_name else TORCH_CPU, None)
     return list(by_name.values())
@@ -310,17 +274,14 @@ def unlocked(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
-    """Refuse to archive if installed packages differ from the lock files.
-
-    Also refuse if an environment was made with a package that no lock file has.
-    """
+    """Refuse if installed or packed packages differ from the lock files."""
     from pipeline.envs.executable import DESCRIPTION, load
     from pipeline.simulators.pack import packages_in
 
     versions = locked(paths)
     if others := list(unlocked(versions)):
         raise StageError(
-            f"{few(others, _MOST_NAMED)}: the installed versions are not the locked ones; install "
+            f"{few(others)}: the installed versions are not the locked ones; install "
             "the locked versions and call `pipeline run`, or lock the installed ones (`make lock` "
             "in a clone of rl-pipeline)"
         )
@@ -329,16 +290,13 @@ def _refuse_unlocked(root: Path, paths: Iterable[Path]) -> None:
         if absent := [f"{name} {needed[name]}" for name in sorted({*needed} - {*versions})]:
             raise StageError(
                 f"environment {description.parent.name}: no lock file has "
-                f"{few(absent, _MOST_NAMED)}; write a file in locks/ with `uv pip compile "
+                f"{few(absent)}; write a file in locks/ with `uv pip compile "
                 "--generate-hashes`"
             )
 
 
 def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
-    """Download the packages in lock files; return them by their names in the archive.
-
-    The packages are for this platform and this version of Python.
-    """
+    """Download the locked packages for this platform and Python; return them by archived name."""
     _log.info("Downloading the packages")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps"]
     command += ["--dest", str(folder)]
@@ -346,9 +304,8 @@ def _packages(locks: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     command += [word for path in wanted for word in ("-r", str(path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # pip
     if done.returncode:
-        raise StageError(
-            f"--with-packages: pip cannot download the packages: {last_error(done.stderr)}"
-        )
+        error = last_error(done.stderr)
+        raise StageError(f"--with-packages: pip cannot download the packages: {error}")
     return {f"packages/{path.name}": path for path in sorted(folder.iterdir())}
 
 

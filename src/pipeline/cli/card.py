@@ -82,9 +82,7 @@ def find(name: str) -> Run:
             "folder of a run of `pipeline learn`"
         )
     params = load_params("params.yaml")
-    known = [
-        f"{key}-{seed}" for key, section in params.experiments.items() for seed in section.seeds
-    ]
+    known = [f"{key}-{seed}" for key, one in params.experiments.items() for seed in one.seeds]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
     # The name is split at the last hyphen, because names of experiments may have hyphens.
@@ -155,7 +153,9 @@ def _policies(folder: Path, remedy: str) -> tuple[Path, ...]:
 
 def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     """Write the card, and copy policies, results and videos into its folder."""
+    from pipeline.evaluation.charts import learning
     from pipeline.evaluation.comparison import compare
+    from pipeline.evaluation.plots import plot
 
     # All files or none are written, so that a half-written folder cannot be pushed.
     with files.whole_folder(folder) as part:
@@ -164,17 +164,10 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
         for path in (*run.policies, *run.more):
             shutil.copyfile(path, part / path.name)
         for task in tasks:
-            _draw(task, part)
+            if (chart := learning(task)) is not None:
+                file = part / _CURVE.format(behavior=task.behavior)
+                plot(file, replace(chart, mark=None))
         files.write_whole(part / CARD, f"---\n{dump_yaml(_front(run, licence))}---\n\n{text}")
-
-
-def _draw(task: Task, folder: Path) -> None:
-    from pipeline.evaluation.charts import learning
-    from pipeline.evaluation.plots import plot
-
-    chart = learning(task)
-    if chart is not None:
-        plot(folder / _CURVE.format(behavior=task.behavior), replace(chart, mark=None))
 
 
 def _front(run: Run, licence: str | None) -> dict[str, Any]:
@@ -220,9 +213,8 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
 
     records = read(run.policies[0])
     # A pretrained policy has several records; the card shows the settings of the training.
-    trained = next(
-        (record for record in records if record["stage"] in ("train", "learn")), records[-1]
-    )
+    trainings = (record for record in records if record["stage"] in ("train", "learn"))
+    trained = next(trainings, records[-1])
     settings: Mapping[str, Any] = trained["parameters"].get("settings", trained["parameters"])
     metrics, names = run.metrics, [policy.name for policy in run.policies]
     rest = ["--env-args", *run.env_args] if run.env_args else []

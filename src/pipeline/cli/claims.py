@@ -65,10 +65,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> str:
-    """Return a line for each claim, which says whether the present results confirm the claim.
-
-    If the result files differ from the files that claims.lock records, further lines name the
-    first cause.
+    """Return a line for each claim, and the first cause of each difference from claims.lock.
 
     Raises:
         ClaimError: A claim does not hold; the answers have been printed.
@@ -79,17 +76,15 @@ def _check(arguments: argparse.Namespace) -> str:
     if not found:
         raise SettingsError(f"{CLAIMS}: has no claim; `pipeline claims write` makes some")
     reasons = [_cause(root, params, answer, recorded) for answer in found]
-    lines = []
-    for (name, claimed, here, verdict), reason in zip(
-        (one.row for one in found), reasons, strict=True
-    ):
+    lines, rows = [], [answer.row for answer in found]
+    for (name, claimed, here, verdict), reason in zip(rows, reasons, strict=True):
         lines.append(f"{verdict:10}  {name}: {claimed}; here {here}")
         lines += [f"{'':12}{line}" for line in reason]
     counts = Counter(answer.verdict for answer in found)
     text = "\n".join([*lines, "", ", ".join(f"{n} {verdict}" for verdict, n in counts.items())])
     if arguments.json:
         keys = ("claim", "claimed", "here", "answer")
-        told = [dict(zip(keys, answer.row, strict=True)) for answer in found]
+        told = [dict(zip(keys, row, strict=True)) for row in rows]
         value = [one | {"cause": reason} for one, reason in zip(told, reasons, strict=True)]
         text = json.dumps(value, indent=2)
     if counts["not"]:
@@ -100,10 +95,7 @@ def _check(arguments: argparse.Namespace) -> str:
 
 
 def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[str]:
-    """Return lines on why the answer differs from the answer that claims.lock records.
-
-    The list is empty if the answer is identical, or if there are no results.
-    """
+    """Return why an answer differs from claims.lock's; [] if identical, or without results."""
     if answer.verdict == "identical" or answer.changed is None:
         return []
     # If no result file has changed, a value in claims.yaml was edited. No record explains an edit.
@@ -131,10 +123,7 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
 
 
 def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Return lines on the first difference between two histories; [] if there is none.
-
-    The machines are compared last.
-    """
+    """Return lines on the first difference between two histories; the machines come last."""
     for check in causes(then, now) if then and now else ():
         return [check.what, *check.lines("  ")]
     for one, other in zip(then, now, strict=False):
@@ -146,10 +135,7 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 
 
 def _history(root: Path, name: str, seed: int) -> list[Record]:
-    """Return a record of each stage that made a run's policy.
-
-    The key `machine` of a record has facts about the machine, or {} if it is unknown.
-    """
+    """Return a record, with its machine, of each stage that made a run's policy."""
     history = []
     # Only the first behavior's file is read, because the files of all behaviors have the same
     # records.
@@ -165,10 +151,7 @@ def _history(root: Path, name: str, seed: int) -> list[Record]:
 
 
 def _write(arguments: argparse.Namespace) -> str:
-    """Write the claims about experiments into claims.yaml, and their records into claims.lock.
-
-    Entries with names that this command does not write are not changed.
-    """
+    """Write claims into claims.yaml, whose other entries stay, and records into claims.lock."""
     root, params, remarks = Path.cwd(), load_params(), list[str]()
     load_claims(root)  # a mistake in claims.yaml is reported before anything is written
     named, names = arguments.experiments, []
@@ -214,10 +197,7 @@ def _write(arguments: argparse.Namespace) -> str:
 
 
 def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
-    """Return the claims about a task by name, and append remarks for the user to `remarks`.
-
-    `behavior` is the behavior's name if the environment has several behaviors, else empty.
-    """
+    """Return the claims about a task by name; `behavior` is empty if it is the only one."""
     entries: dict[str, Any] = {}
     more, end = ({"behavior": behavior}, f"_{behavior}") if behavior else ({}, "")
     for one in task.standings:

@@ -52,15 +52,12 @@ _RUN_FIRST = "run them first (`pipeline run`), or give runs of `pipeline learn`:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline compare`."""
-    parser.add_argument(
-        "runs",
-        nargs="*",
-        type=Path,
-        metavar="RUN",
-        help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one of its "
-        "seeds; runs of `learn` that differ only in the seed are one experiment; default: "
-        "every experiment in params.yaml, and the best trials of sweeps",
+    text = (
+        "results/<run-id> of `pipeline learn`, results/train/<experiment>, or one of its seeds; "
+        "runs of `learn` that differ only in the seed are one experiment; default: every "
+        "experiment in params.yaml, and the best trials of sweeps"
     )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=text)
     text = (
         "target return, as a fraction of the way from the lowest first return to the best last "
         "return of the compared experiments"
@@ -203,10 +200,7 @@ def _answer(
 
 
 def _chosen(root: Path, params: Params, name: str) -> str:
-    """Return a text that names a sweep's best trial, and the file and command that show all trials.
-
-    The text is empty until the sweep's trials are ranked.
-    """
+    """Return a text on a sweep's best trial, and where all are; empty until they are ranked."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
     # The ranking is written last, so it is absent while the sweep runs.
@@ -264,11 +258,7 @@ def _found(runs: Sequence[Path]) -> tuple[list[Outcome], Experiments]:
 
 
 def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[Outcome]:
-    """Return the DAG's outcomes; experiments of different projects get different names.
-
-    If two projects have an experiment of the same name, the second project's experiment gets its
-    path as its name.
-    """
+    """Return the DAG's outcomes; a later project's experiment with a used name gets its path."""
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
@@ -314,11 +304,10 @@ def _of_dag(run: Path) -> list[Outcome]:
             "and its path is not results/train/<experiment> or results/train/<experiment>/seed<k>"
         )
     environment = _environment_of(Path(results), name)
-    outcomes = [
-        trial
-        for seed in seeds
-        for trial in trials_of(Path(results), name, seed, environment=environment)
-    ]
+    trials_by_seed = (
+        trials_of(Path(results), name, seed, environment=environment) for seed in seeds
+    )
+    outcomes = [trial for found in trials_by_seed for trial in found]
     if not outcomes:
         raise SettingsError(f"{run}: has neither a learning curve nor episodes; train it first")
     return outcomes
@@ -377,10 +366,9 @@ def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
 
 
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
-    """Return runs of `pipeline learn` by experiment and seed.
+    """Return runs of `pipeline learn` by experiment and seed; the names are not `used_names`.
 
-    Runs with equal settings except the seed are one experiment. Its name is made from the names or
-    the path of its runs, and is not in `used_names`.
+    Runs with equal settings except the seed are one experiment.
     """
     groups: dict[str, dict[int, tuple[Path, str]]] = {}
     for run in runs:
@@ -447,19 +435,12 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
     # `tables.rows` returns every column; the table shows only those in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
-    lines = [
-        brief(task.name),
-        tables.conclusion(task),
-        "",
-        *aligned([[row[k] for k in indices] for row in rows], first_number=1),
-    ]
+    table = aligned([[row[k] for k in indices] for row in rows], first_number=1)
+    lines = [brief(task.name), tables.conclusion(task), "", *table]
     names = [standing.experiment for standing in task.standings]
     if names[0] in settings:
-        setups = {
-            name: setup_of(settings[name][0], task.behavior, settings[name][1])
-            for name in names
-            if name in settings
-        }
+        known = {name: settings[name] for name in names if name in settings}
+        setups = {name: setup_of(run, task.behavior, dag) for name, (run, dag) in known.items()}
         # Differences of the settings explain the figures, so they are printed below the table.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]

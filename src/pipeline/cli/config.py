@@ -37,20 +37,15 @@ def add_options(parser: Parser) -> None:
     """Add the subcommands `check` and `upgrade`."""
     text = "check a configuration of any ML-Agents release, and show its settings"
     command = parser.add_command("check", text, check)
-    command.add_argument(
-        "file", type=Path, help="a trainer configuration, curriculum or sampler file"
-    )
+    text = "a trainer configuration, curriculum or sampler file"
+    command.add_argument("file", type=Path, help=text)
     option(command, "--curriculum FILE", "a curriculum: YAML, JSON, or a folder of <Behavior>.json")
     option(command, "--sampler FILE", "a sampler file")
     option(command, "--full", "print every setting as YAML, with the defaults")
     text = "convert an old configuration to today's format"
     command = parser.add_command("upgrade", text, upgrade)
-    command.add_argument(
-        "old",
-        nargs="+",
-        type=Path,
-        help="old files: trainer configuration, curriculum and sampler; at most one of each",
-    )
+    text = "old files: trainer configuration, curriculum and sampler; at most one of each"
+    command.add_argument("old", nargs="+", type=Path, help=text)
     option(command, "-o --output FILE", "the file to write", required=True)
     option(command, "--force", "overwrite FILE if it exists")
     option(command, "--verbose", "list every moved or removed key with its line")
@@ -64,16 +59,13 @@ def check(arguments: argparse.Namespace) -> str:
     file = arguments.file
     parts = _by_kind([file])
     # A curriculum or sampler file may be given as `file` or by its option, but not by both.
-    named: dict[Kind, Path | None] = {
-        "curriculum": arguments.curriculum,
-        "sampler": arguments.sampler,
-    }
-    for kind, path in named.items():
-        if path is not None and kind in parts:
-            raise SettingsError(
-                f"{path}: {file} is also a {kind} file. Give only one file of each kind."
-            )
-        if path is not None:
+    kinds: tuple[Kind, ...] = ("curriculum", "sampler")
+    for kind in kinds:
+        if (path := getattr(arguments, kind)) is not None:
+            if kind in parts:
+                raise SettingsError(
+                    f"{path}: {file} is also a {kind} file. Give only one file of each kind."
+                )
             parts[kind] = path
     # `trainer` is None for a lone curriculum or sampler file, which is checked with the defaults.
     trainer = parts.get("trainer")
@@ -177,10 +169,8 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
             entries_of(document, "")
             kind = kind_of(document)
         if kind in parts:
-            raise SettingsError(
-                f"{path}: this is a {kind} file, like {parts[kind]}. Give only one file of each "
-                "kind."
-            )
+            what = f"{path}: this is a {kind} file, like {parts[kind]}"
+            raise SettingsError(f"{what}. Give only one file of each kind.")
         parts[kind] = path
     return parts
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pipeline import files
 from pipeline.cli.parser import Parser, option
-from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
 
 _TABLES = "FILE.csv, FILE.jsonl, FILE.parquet or minari:DATASET"
@@ -36,44 +35,14 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("info", "describe a .demo file", info)
     command.add_argument("file", type=Path, help="the .demo file")
     option(command, "--plot PNG", "draw a histogram of the episodes' returns", type=Path)
+    text = "record episodes of a built-in simulator's expert"
     command = parser.add_command(
-        "record",
-        "record episodes of a built-in simulator's expert",
-        lambda arguments: record(
-            arguments.name, arguments.output, episodes=arguments.episodes, seed=arguments.seed
-        ),
+        "record", text, lambda given: record(given.name, given.output, given.episodes, given.seed)
     )
     command.add_argument("name", help="a built-in simulator that `pipeline env list` shows")
     _add_output(command, "the .demo file to write")
     option(command, "--episodes N", "number of episodes", default=20)
     option(command, "--seed N", "seed of the simulator; default: %(default)s", default=0)
-    _add_import(parser)
-    text = "write a .demo file as a table, a Minari dataset or a specification file"
-    command = parser.add_command("export", text, export)
-    command.add_argument("file", type=Path, help="the .demo file")
-    _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
-    text = (
-        "for a Minari dataset: the environment that gives the dataset its spaces and environment id"
-    )
-    option(command, "--env gymnasium:ID", text)
-    text = "join several .demo files into one"
-    command = parser.add_command("merge", text, merge)
-    command.add_argument(
-        "files", nargs="+", type=Path, help=".demo files or folders, which are joined in this order"
-    )
-    _add_output(command, "the .demo file to write")
-    text = "behavior name to write, if the files' behaviors have different names"
-    option(command, "--behavior NAME", text)
-    command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
-    command.add_argument("file", type=Path, help="the .demo file")
-    _add_output(command, "the .demo file to write")
-    option(command, "--episodes 1-10,15", "keep these episodes, counted from 1", type=numbers)
-    option(command, "--min-return R", "keep episodes with at least this return", type=float)
-    option(command, "--max-return R", "keep episodes with at most this return", type=float)
-    option(command, "--best N", "keep the N episodes with the greatest returns", type=positive)
-
-
-def _add_import(parser: Parser) -> None:
     text = "make a .demo file from a CSV, JSON lines or Parquet file, or from a Minari dataset"
     command = parser.add_command("import", text, import_)
     command.epilog, command.formatter_class = _IMPORT, argparse.RawDescriptionHelpFormatter
@@ -95,6 +64,26 @@ def _add_import(parser: Parser) -> None:
         "for each action"
     )
     option(command, "--action-scale X[,X...]", text, type=scales)
+    text = "write a .demo file as a table, a Minari dataset or a specification file"
+    command = parser.add_command("export", text, export)
+    command.add_argument("file", type=Path, help="the .demo file")
+    _add_output(command, f"{_TABLES}; FILE.yaml gets only the behavior's specification")
+    text = "the environment that gives the dataset its spaces and environment id"
+    option(command, "--env gymnasium:ID", f"for a Minari dataset: {text}")
+    text = "join several .demo files into one"
+    command = parser.add_command("merge", text, merge)
+    text = ".demo files or folders, which are joined in this order"
+    command.add_argument("files", nargs="+", type=Path, help=text)
+    _add_output(command, "the .demo file to write")
+    text = "behavior name to write, if the files' behaviors have different names"
+    option(command, "--behavior NAME", text)
+    command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
+    command.add_argument("file", type=Path, help="the .demo file")
+    _add_output(command, "the .demo file to write")
+    option(command, "--episodes 1-10,15", "keep these episodes, counted from 1", type=numbers)
+    option(command, "--min-return R", "keep episodes with at least this return", type=float)
+    option(command, "--max-return R", "keep episodes with at most this return", type=float)
+    option(command, "--best N", "keep the N episodes with the greatest returns", type=positive)
 
 
 def _add_output(command: argparse.ArgumentParser, text: str) -> None:
@@ -137,14 +126,13 @@ def info(arguments: argparse.Namespace) -> str:
     # episode cannot be compared with them.
     returns = demo.returns()
     if not returns:
-        raise DemonstrationError(
-            f"{arguments.file}: has no ended episode, so there is no return to plot"
-        )
+        text = f"{arguments.file}: has no ended episode, so there is no return to plot"
+        raise DemonstrationError(text)
     plot_returns(arguments.plot, returns, title=f"{demo.behavior_name}, {arguments.file.name}")
     return f"{text}\nWrote {arguments.plot}"
 
 
-def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
+def record(name: str, target: Path, episodes: int, seed: int) -> str:
     """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
     # The function of the stage `demos` is used, so that the stage and this command write equal
     # files.
@@ -172,7 +160,9 @@ def import_(arguments: argparse.Namespace) -> str:
     source, columns = arguments.source, _columns(arguments.column)
     chosen = None
     if arguments.spec is not None:
-        chosen = spec_of(arguments.spec, _make_env, arguments.behavior)
+        from pipeline.api import make_env
+
+        chosen = spec_of(arguments.spec, make_env, arguments.behavior)
     if source.startswith(_MINARI):
         from pipeline.demos.minari_datasets import read_dataset
 
@@ -200,12 +190,6 @@ def import_(arguments: argparse.Namespace) -> str:
             action_scale=arguments.action_scale or (1.0,),
         )
     )
-
-
-def _make_env(source: str) -> BaseEnv:
-    from pipeline.api import make_env
-
-    return make_env(source)
 
 
 def _columns(texts: list[str]) -> dict[str, list[str]]:
@@ -257,11 +241,10 @@ def trim(arguments: argparse.Namespace) -> str:
     """Write the episodes that meet every condition to a new file; return lines on the episodes."""
     from pipeline.demos.demonstrations import trim_demo
 
-    conditions = {
-        name: getattr(arguments, name)
-        for name in ("episodes", "min_return", "max_return", "best")
-        if getattr(arguments, name) is not None
-    }
+    given = (
+        (key, getattr(arguments, key)) for key in ("episodes", "min_return", "max_return", "best")
+    )
+    conditions = {key: value for key, value in given if value is not None}
     if not conditions:
         raise SettingsError(
             "no condition says which episodes to keep; give --episodes, --min-return, --max-return "

@@ -27,7 +27,6 @@ from pipeline.tracking.run_metadata import git
 _PYTHONS = ((3, 11), (3, 13))
 # This is the minimum free space on the disk, in gigabytes of 10^9 bytes.
 _FREE_GB = 2.0
-_MOST_NAMED = 4
 _SERVER_WAIT_S = 2.0
 # The Unity Editor always connects to this port, as in ML-Agents.
 _EDITOR_PORT = 5004
@@ -43,11 +42,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command has no options
-    """Return a line for each check of the present folder and machine.
-
-    Raises:
-        NotReadyError: A check failed; the lines have been printed.
-    """
+    """Return a line for each check; if one fails, print the lines and raise NotReadyError."""
     root = Path.cwd()
     lines: list[str] = []
     problems: dict[str, str] = {}
@@ -112,12 +107,8 @@ def _engine(name: str) -> Callable[[Path], str]:
             text = "is running here, or was killed; if it is not running: snakemake --unlock"
             raise Problem(f"{version} {text}")
         config = root / ".dvc/config"
-        if (
-            name == "dvc"
-            and config.is_file()
-            and "no_scm" not in config.read_text(encoding="utf-8")
-            and git(root, "rev-parse", "--git-dir") is None
-        ):
+        needs_git = config.is_file() and "no_scm" not in config.read_text(encoding="utf-8")
+        if name == "dvc" and needs_git and git(root, "rev-parse", "--git-dir") is None:
             raise Problem(f"{version} finds no git repository here; run git init, or install git")
         return f"{version}, {program}"
 
@@ -138,11 +129,8 @@ def _locks(root: Path) -> str:
     paths = sorted(folder.glob("*.txt"))
     # Other versions than the locked ones are not a TO DO: rl-pipeline allows ranges of versions.
     others = list(unlocked(locked(paths)))
-    return (
-        f"not the locked versions: {few(others, _MOST_NAMED)}"
-        if others
-        else "all packages have the locked versions"
-    )
+    text = f"not the locked versions: {few(others)}"
+    return text if others else "all packages have the locked versions"
 
 
 def _check_mujoco() -> None:
@@ -202,9 +190,8 @@ def _store(root: Path) -> str:
         return "turned off by PIPELINE_MLFLOW"
     uri = mlflow_store.default_uri(root)
     address = urlsplit(uri)
-    if uri.startswith("sqlite:///"):
+    if (file := mlflow_store.file_of(uri)) is not None:
         # The file is looked for first, because a client would create an empty store.
-        file = Path(uri.removeprefix("sqlite:///"))
         if not file.exists():
             return f"the first run will make {file.name}"
         try:
@@ -247,9 +234,8 @@ def _unity(root: Path) -> str:
     projects = [source for source in _sources(root) if isinstance(source, UnitySource)]
     for project in projects:  # `find_editor` raises an error if there is no suitable Editor
         find_editor(project.editor, root / project.project)
-    if projects:
-        return f"{len(projects)} projects, and an Editor to build them"
-    return "no Unity project in params.yaml, so no Editor is needed"
+    text = f"{len(projects)} projects, and an Editor to build them"
+    return text if projects else "no Unity project in params.yaml, so no Editor is needed"
 
 
 def _builds(root: Path) -> str:
@@ -258,9 +244,11 @@ def _builds(root: Path) -> str:
     builds = [source for source in _sources(root) if isinstance(source, PathSource)]
     for build in builds:
         executable_of(root / build.found(root))
-    if not builds:
-        return "none in params.yaml"
-    return f"{len(builds)} in params.yaml, each with an executable"
+    return (
+        f"{len(builds)} in params.yaml, each with an executable"
+        if builds
+        else "none in params.yaml"
+    )
 
 
 def _sources(root: Path) -> list[EnvironmentParams]:

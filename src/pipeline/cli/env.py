@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.cli.parser import Parser, option
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
 from pipeline.errors import FetchError, SettingsError, shell_command
-from pipeline.settings.project.environments import BridgeSource, EnvironmentParams
+from pipeline.settings.project.environments import BridgeSource, EnvironmentParams, named
 
 _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
 """For each removed option of `fetch`: a text about the option that replaces it."""
@@ -19,11 +19,8 @@ _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive'
 def add_options(parser: Parser) -> None:
     """Add the subcommands `build`, `list` and `fetch`."""
     command = parser.add_command("build", "pack an environment into an executable", build)
-    command.add_argument(
-        "name",
-        help="a name that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or "
-        "module:function",
-    )
+    text = "a name that `pipeline env list` shows, gymnasium:ID, pettingzoo:ID or module:function"
+    command.add_argument("name", help=text)
     option(command, "-o --output FILE", "the executable to write", required=True)
     option(command, "--copies N", "number of environments in one process")
     # Each use of `--arg` or `--option` adds a value to a list.
@@ -39,22 +36,15 @@ def add_options(parser: Parser) -> None:
     _add_manifest(parser.add_command("list", text, list_environments))
     text = "fetch an environment's archive into the cache, and print its executable's path"
     command = parser.add_command("fetch", text, fetch_environment)
-    command.add_argument(
-        "environment", metavar="NAME|URL", help="a name in a manifest, or the URL of an archive"
-    )
+    text = "a name in a manifest, or the URL of an archive"
+    command.add_argument("environment", metavar="NAME|URL", help=text)
     _add_manifest(command)
-    option(
-        command,
-        "--sha256 DIGEST",
-        "expected SHA-256 of the archive; without it, the command only prints the digest",
-    )
+    text = "expected SHA-256 of the archive; without it, the command only prints the digest"
+    option(command, "--sha256 DIGEST", text)
     text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(
-        command,
-        "--executable PATH",
-        "path of the executable in the archive; default: the archive's only executable",
-    )
+    text = "path of the executable in the archive; default: the archive's only executable"
+    option(command, "--executable PATH", text)
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
@@ -67,7 +57,6 @@ def _add_manifest(parser: argparse.ArgumentParser) -> None:
 
 def build(arguments: argparse.Namespace) -> str:
     """Pack an environment into an executable, and return a line about the file."""
-    from pipeline.settings.project.environments import BridgeSource, named
     from pipeline.simulators.pack import pack
 
     name, copies, target = arguments.name, arguments.copies, arguments.output
@@ -97,12 +86,8 @@ def build(arguments: argparse.Namespace) -> str:
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
-    """Return `environment` with the options of the command line.
-
-    The options are read like a section of params.yaml, so that the same checks apply to them.
-    """
+    """Return `environment` with the command line's options, checked as in params.yaml."""
     from pipeline.settings.nodes import from_plain
-    from pipeline.settings.project.environments import EnvironmentParams
 
     options = _pairs("--option", arguments.option)
     options |= {"source": environment.source, "id": environment.id}
@@ -155,15 +140,11 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
             "params.yaml; the archive was downloaded but not unpacked"
         )
     folder = fetch.fetch(address, sha256=sha256, max_bytes=max_bytes)
-    program = executable_in(
-        folder, label=public(address), platform=arguments.platform, wanted=arguments.executable
-    )
-    return str(program)
+    chosen = {"platform": arguments.platform, "wanted": arguments.executable}
+    return str(executable_in(folder, label=public(address), **chosen))
 
 
 def _registry(manifests: Sequence[str]) -> UnityEnvRegistry:
-    from pipeline.envs.registry import UnityEnvRegistry
-
     entries = UnityEnvRegistry()
     for manifest in manifests:
         entries.register_from_yaml(manifest)

@@ -44,9 +44,8 @@ def add_options(parser: Parser) -> None:
     )
     option(parser, "--video FILE", text)
     kinds = {"choices": ("median", "best"), "default": "median", "metavar": None}
-    option(
-        parser, "--video-episode KIND", "film the episode with the median or best return", **kinds
-    )
+    text = "film the episode with the median or best return"
+    option(parser, "--video-episode KIND", text, **kinds)
     text = "pass everything after this to the executable"
     parser.add_argument("--env-args", nargs=argparse.REMAINDER, default=[], help=text)
 

@@ -58,8 +58,6 @@ _COPIED = (
     "workflow/cluster",
 )
 """Files and folders that are copied from this repository into every project."""
-# Several messages list these ways to name an environment.
-WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
@@ -95,9 +93,8 @@ class Behavior:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
-    parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="folder of the project; it may exist"
-    )
+    text = "folder of the project; it may exist"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=text)
     which = parser.add_mutually_exclusive_group()
     text = "the environment: a name that `pipeline env list` shows, or module:function; default: \
 balance_ball, an example"
@@ -116,9 +113,8 @@ def run(arguments: argparse.Namespace) -> str:
     """Ask the environment for its specification, and write the project."""
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
-        raise SettingsError(
-            f"{folder}: is a file; give a new folder, or one with your module in it"
-        )
+        text = f"{folder}: is a file; give a new folder, or one with your module in it"
+        raise SettingsError(text)
     demo = arguments.demo
     if demo is not None and not Path(demo).is_file():
         hint = similar(Path(demo)) or "; name a .demo file"
@@ -157,10 +153,11 @@ def run(arguments: argparse.Namespace) -> str:
         write_plan(params)
     lines = [f"Wrote {folder}: {'; '.join(_described(behaviors))}."]
     if not (arguments.env or arguments.unity or arguments.gymnasium or arguments.pettingzoo):
-        lines.append(f"balance_ball is an example; give your own environment by {WAYS}.")
-    lines.append("Run everything, with a table at the end:")
+        ways = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
+        lines.append(f"balance_ball is an example; give your own environment by {ways}.")
     there = "" if folder.samefile(Path()) else f"{shell_command('cd', folder)} && "
-    return "\n".join([*lines, f"{there}pipeline run --cores 2"])
+    lines += ["Run everything, with a table at the end:", f"{there}pipeline run --cores 2"]
+    return "\n".join(lines)
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
@@ -203,10 +200,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return the environment's name in params.yaml and in file names.
-
-    For a build, this is the name of the project's folder.
-    """
+    """Return the name in params.yaml and in files: for a build, the project folder's name."""
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
@@ -274,14 +268,10 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Return whether a behavior is of the kind for which XQC was measured.
-
-    This kind has one agent, only vector observations, and no discrete actions.
-    """
+    """Return whether XQC was measured for such behaviors: one agent, vectors, continuous."""
     observations, actions = behavior.spec
-    is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
     return (
-        is_alone
+        (behavior.n_agents, behavior.n_teams) == (1, 1)
         and not actions.discrete_branches
         and all(len(observation.shape) == 1 for observation in observations)
     )
@@ -313,8 +303,7 @@ def _texts(
     tried = dump_yaml({"behaviors": steps})
     entry = dump_yaml({name: {"source": environment.source, **options}})
     experiment = f"{name}_{kind}"
-    recorded: dict[str, Any] = {}
-    cloning: dict[str, Any] = {}
+    recorded, cloning = dict[str, Any](), dict[str, Any]()
     if demo is not None:
         recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
         pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
@@ -353,14 +342,10 @@ def _texts(
         ),
     }
     root = checkout()
-    copied = [
-        path for name in _COPIED for path in (root / name, *sorted(root.glob(f"{name}/**/*")))
-    ]
-    return texts | {
-        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
-        for path in copied
-        if path.is_file()
-    }
+    for path in (path for name in _COPIED for path in (root / name, *root.glob(f"{name}/**/*"))):
+        if path.is_file():
+            texts[path.relative_to(root).as_posix()] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def template(name: str) -> str:
@@ -413,18 +398,13 @@ def _repository(folder: Path) -> None:
 def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]:
     """Return trainer settings that suit a behavior's observations and actions.
 
-    Observations with few numbers get small networks, images get a convolutional encoder, images and
-    discrete actions get more exploration, and teams get self-play. The trainer is `trainer` if
-    given; else POCA for agents that share rewards, XQC where it has been measured to need the least
-    time, and PPO otherwise.
+    The trainer is `trainer` if given; else POCA for agents that share rewards, XQC where it has
+    been measured to need the least time, and PPO otherwise.
     """
     observations, actions = behavior.spec
     images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
-    n_numbers = sum(
-        math.prod(observation.shape)
-        for observation in observations
-        if len(observation.shape) < _IMAGE
-    )
+    others = (observation.shape for observation in observations if len(observation.shape) < _IMAGE)
+    n_numbers = sum(map(math.prod, others))
     choices = bool(actions.discrete_branches)
     # The values of the settings below are starting points for an unknown task, and are meant to be
     # changed.

@@ -14,19 +14,14 @@ from typing import Any
 
 from pipeline import __version__, machine
 from pipeline.cli.learn_settings import GROUPS, OPTIONS, Option, flags_named, plan_of
-from pipeline.cli.parser import Parser
+from pipeline.cli.parser import BY_SSH, Parser
 
 _log = logging.getLogger(__name__)
 
-_BY_SSH = (
-    "it was removed; players on other machines connect through ssh: `ssh -N -L 5004:localhost:5004 "
-    "TRAINER` on the player's machine (docs/reference/learn.md)"
-)
-_BY_BUILD = "`pipeline env build ENV -o FILE` takes --arg and --option; then give --env FILE"
-_INSTEAD = {
-    **dict.fromkeys(("listen", "token_file"), _BY_SSH),
-    **dict.fromkeys(("arg", "option"), _BY_BUILD),
-}
+_INSTEAD = dict.fromkeys(
+    ("arg", "option"),
+    "`pipeline env build ENV -o FILE` takes --arg and --option; then give --env FILE",
+) | dict.fromkeys(("listen", "token_file"), f"it was removed; {BY_SSH}")
 """For options that were removed, or that belong to another command: what to do instead."""
 
 DESCRIPTION = """\
@@ -62,25 +57,14 @@ Ctrl+C saves and stops; the same command with --resume continues. See docs/refer
 
 
 def add_options(parser: Parser) -> None:
-    """Add the options of `pipeline learn`.
-
-    Only options that are given become attributes of the parsed arguments.
-    """
+    """Add the options of `pipeline learn`; only options that are given become attributes."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s [CONFIG] [options]"
-    parser.add_argument(
-        "config",
-        nargs="?",
-        metavar="CONFIG",
-        help="trainer configuration in ML-Agents' format (default: built-in settings)",
-    )
-    parser.add_argument(
-        "--version",
-        action="version",
-        version=f"pipeline {__version__}",
-        help="print the version, and exit",
-    )
+    text = "trainer configuration in ML-Agents' format (default: built-in settings)"
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help=text)
+    version, text = f"pipeline {__version__}", "print the version, and exit"
+    parser.add_argument("--version", action="version", version=version, help=text)
     groups = {name: parser.add_argument_group(name, text) for name, text in GROUPS.items()}
     for option in OPTIONS:
         groups[option.group].add_argument(option.flag, **_arguments(option))
@@ -103,24 +87,20 @@ def _given_elsewhere(option: str) -> str | None:
     places = places_in_behavior()
     # The cutoff is high, because most mistyped words are options, and the parser itself proposes
     # the nearest option.
-    options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
+    options = {option.dest for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
     place = WORDS[key][0] if key in WORDS else places[near[0]] if near else None
     return place and f"{place} is a key of CONFIG, under a behavior's name"
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Train, and return where the results are.
-
-    A process that torchrun has started as a further learner exits after training.
-    """
+    """Train, and return where the results are; a further learner of torchrun exits instead."""
     if hasattr(arguments, "portable"):
         machine.restart_in_portable_mode()
     from pipeline.algos.process_group import launched
 
     if launched()[0] > 0:
-        # torchrun has started this process as a further learner; the first learner has the
-        # settings.
+        # This process is a further learner: the first learner has the settings.
         from pipeline.trainer.worker import work
 
         sys.exit(work())
@@ -139,10 +119,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _arguments(option: Option) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for an option.
-
-    Values of options are checked later, with the settings.
-    """
+    """Return the arguments of `add_argument`; values are checked later, with the settings."""
     # Options have no defaults, because only given options may win over the configuration file.
     common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
     if option.metavar is None:

@@ -45,10 +45,7 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned by the command line, and return where the results are.
-
-    If a signal comes, the state is saved and `Interrupted` is raised.
-    """
+    """Train as planned by the command line, and return where the results are."""
     # The configuration file may set `debug`, too, so the log level is not known before the settings
     # are read.
     if plan.settings.debug:
@@ -63,19 +60,11 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     settings = _with_compile(settings.with_seed(_seed(settings, run_dir)), run_dir)
     # Weights are checked before the folder is made, so that a wrong name leaves nothing behind.
     weights = first_weights(settings)
-    with (
-        # `signals` comes before `run_folder`, so that `run_folder` also cleans up after SIGTERM.
-        process.signals(),
-        run_folder(
-            run_dir,
-            resume=checkpoint.resume,
-            force=checkpoint.force,
-            read_only=_is_read_only(settings),
-        ) as folder,
-    ):
-        timers = TimersSink(
-            run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
-        )
+    how = {"resume": checkpoint.resume, "force": checkpoint.force}
+    # `signals` comes before `run_folder`, so that `run_folder` also cleans up after SIGTERM.
+    with process.signals(), run_folder(run_dir, **how, read_only=_is_read_only(settings)) as folder:
+        facts = process_facts(trainer=_TRAINER)
+        timers = TimersSink(run_dir / LOGS / "timers.json", metadata=facts)
         result = _train(plan, settings, folder, weights, timers)
         # A run that was finished before, or is only played, keeps the times of its training.
         if folder.started and not _is_read_only(settings):
@@ -109,9 +98,8 @@ def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> s
         played = run_dir if others else files.named(run_dir, only, ".onnx")
         args = settings.env_settings.env_args
         rest = ["--env-args", *args] if args else []
-        lines.append(
-            f"Play it: {shell_command('pipeline', 'evaluate', played, '--env', env, *rest)}"
-        )
+        command = shell_command("pipeline", "evaluate", played, "--env", env, *rest)
+        lines.append(f"Play it: {command}")
     return "\n".join(lines)
 
 
@@ -202,13 +190,10 @@ def _train(
         _write_configuration(settings, run_dir)
 
     def on_start() -> None:
-        versions = process_facts(trainer=_TRAINER)
-        _log.info(
-            "Version information: %s, Communicator API %s, PyTorch %s",
-            versions["trainer"],
-            versions["communication_protocol_version"],
-            versions["pytorch_version"],
-        )
+        facts = process_facts(trainer=_TRAINER)
+        keys = "trainer", "communication_protocol_version", "pytorch_version"
+        text = "Version information: %s, Communicator API %s, PyTorch %s"
+        _log.info(text, *(facts[key] for key in keys))
         _write_configuration(settings, run_dir)
         # If an error occurs before this line, `run_folder` restores the folder.
         folder.start()
@@ -342,11 +327,9 @@ def run_folder(
 ) -> Iterator[RunFolder]:
     """Create the run's folder for a `with` block, which calls `start` once the run has started.
 
-    No other process may write into the folder meanwhile, unless this run is `read_only`.
-
-    An earlier run that `force` replaces is never deleted, but renamed to the first free name of
-    `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new files are
-    deleted and the earlier run gets its name back.
+    No other process may write into it, unless this run is `read_only`. An earlier run that `force`
+    replaces is renamed to `<folder>.1`, `<folder>.2`, ... If the block ends before the run has
+    started, the new files are deleted, and the earlier run gets its name back.
 
     Raises:
         SettingsError: There is an earlier run and neither `resume` nor `force`; there is no run to
@@ -394,10 +377,7 @@ def run_folder(
 
 
 def _runs_beside(folder: Path) -> str:
-    """Return a sentence that lists the runs in the parent folder of `folder`.
-
-    The runs with the most similar names come first.
-    """
+    """Return a sentence that lists the runs beside `folder`, the most similar names first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
     # `sort` is stable, so equally similar names stay in alphabetical order.
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
@@ -405,10 +385,7 @@ def _runs_beside(folder: Path) -> str:
 
 
 def _remove_started(paths: Iterable[Path]) -> None:
-    """Delete files and folders of a run that did not start.
-
-    A folder is kept if another run has started in it in the meantime.
-    """
+    """Delete files and folders of a run that did not start."""
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)

@@ -321,10 +321,7 @@ def _refuse_environment(config: str | None) -> None:
 
 @contextlib.contextmanager
 def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """Make the errors of a `with` block name options in place of settings.
-
-    `flags` has the option for each dotted key of a setting.
-    """
+    """Make the errors of a `with` block name the option in `flags` in place of a setting's key."""
     try:
         yield
     except SettingsError as error:
@@ -342,10 +339,7 @@ def _of_flag(error: SettingsError, flags: Mapping[str, str]) -> SettingsError:
 
 
 def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return two maps: the values that options give to settings, and the options themselves.
-
-    The keys of both maps are dotted keys of settings.
-    """
+    """Return the values that options give to settings, and the options, by dotted key."""
     overrides: dict[str, Any] = {}
     flags: dict[str, str] = {}
     for option in OPTIONS:  # `OPTIONS` lists present options before retired ones
@@ -377,24 +371,22 @@ def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
     return SinkNames.from_node(from_plain(names, SOURCE), "track")
 
 
-def _refuse_contradictions(options: Mapping[str, Any]) -> None:
+_NEW_RUN = "--force starts a new run; leave one of them out"
+_CONTRADICTIONS = {
     # `--load` is the old name of `--resume`, and errors name what the user wrote.
-    resume_flag = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in options), None)
-    if resume_flag is not None and "force" in options:
-        raise SettingsError(
-            f"{resume_flag} and --force contradict each other: --force starts a new run; leave one "
-            "of them out"
-        )
-    if "inference" in options and "force" in options:
-        raise SettingsError(
-            "--inference and --force contradict each other: a new run has no trained networks; use "
-            "--resume or --initialize-from"
-        )
-    if "attach" in options and "env" in options:
-        raise SettingsError(
-            "--attach and --env contradict each other: --attach waits for players and starts no "
-            "executable; leave one of them out"
-        )
+    ("resume", "force"): _NEW_RUN,
+    ("load", "force"): _NEW_RUN,
+    ("inference", "force"): "a new run has no trained networks; use --resume or --initialize-from",
+    ("attach", "env"): "--attach waits for players and starts no executable; leave one of them out",
+}
+"""For each pair of options that cannot be given together: the end of the error."""
+
+
+def _refuse_contradictions(options: Mapping[str, Any]) -> None:
+    for pair, text in _CONTRADICTIONS.items():
+        if options.keys() >= set(pair):
+            flags = " and ".join(BY_DEST[dest].flag for dest in pair)
+            raise SettingsError(f"{flags} contradict each other: {text}")
     if "attach" in options and options.get("num_envs", options["attach"]) != options["attach"]:
         raise SettingsError(
             f"--attach {options['attach']} and --num-envs {options['num_envs']} contradict each "
@@ -409,16 +401,10 @@ def _refuse_contradictions(options: Mapping[str, Any]) -> None:
 
 
 def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
-    """Return settings with at most one of resume, force and initialize_from.
-
-    An option wins over the configuration file.
-    """
+    """Return settings with at most one of resume, force and initialize_from: options win."""
     checkpoints = settings.checkpoint_settings
-    resume, force, source = (
-        checkpoints.resume or checkpoints.load_model,
-        checkpoints.force,
-        checkpoints.initialize_from,
-    )
+    resume = checkpoints.resume or checkpoints.load_model
+    force, source = checkpoints.force, checkpoints.initialize_from
     by_option = "resume" in options or "load" in options
     if resume and force:
         if not by_option and "force" not in options:
@@ -434,9 +420,7 @@ def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) 
             source, winner, loser = None, "resume", "initialize_from"
         _log.warning("%s and %s exclude each other: the second is ignored.", winner, loser)
     behaviors = [*settings.behaviors.values(), settings.default_settings]
-    has_weights = any(
-        behavior is not None and behavior.init_path is not None for behavior in behaviors
-    )
+    has_weights = any(x is not None and x.init_path is not None for x in behaviors)
     if checkpoints.inference and not (resume or source or has_weights):
         if force:
             raise SettingsError(
@@ -452,10 +436,7 @@ def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) 
 
 
 def _fixed_port(settings: RunSettings, options: Mapping[str, Any], worker: int) -> int | None:
-    """Return the first environment's port if the user has chosen it; else None.
-
-    A single Unity Editor always uses port 5004, so the result is None for it.
-    """
+    """Return the first environment's port if the user has chosen it; None for a single Editor."""
     env = settings.env_settings
     chosen = [BY_DEST[dest].flag for dest in ("base_port", "worker_id") if dest in options]
     if env.env_path is None and env.num_envs == 1 and "attach" not in options:
@@ -506,10 +487,7 @@ def _below_volume(settings: RunSettings, options: Mapping[str, Any]) -> RunSetti
 
 
 def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
-    """Return settings with the options that change every behavior.
-
-    These options also change behaviors that the configuration file does not list.
-    """
+    """Return settings with the options that change every behavior, also behaviors not listed."""
     for option in OPTIONS:
         if option.behavior_key is None or option.dest not in options:
             continue

@@ -275,14 +275,10 @@ def _missing(error: ModuleNotFoundError) -> int:
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
-    extras["huggingface_hub"] = "hub"
     # Other packages are in the extra `train`, or are checked by the code that uses them.
-    extra = extras.get(package, "train")
-    print(
-        f"error: this needs the package {package}, which is not installed; install the extra: "
-        f"pip install 'rl-pipeline[{extra}]'",
-        file=sys.stderr,
-    )
+    extra = (extras | {"huggingface_hub": "hub"}).get(package, "train")
+    text = f"error: this needs the package {package}, which is not installed; install the extra:"
+    print(f"{text} pip install 'rl-pipeline[{extra}]'", file=sys.stderr)
     return PipelineError.exit_code
 
 

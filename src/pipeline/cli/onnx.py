@@ -40,20 +40,17 @@ def add_options(parser: Parser) -> None:
     compared = command.add_mutually_exclusive_group()
     option(compared, "--env NAME", "compare with a behavior of an environment")
     option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
-    option(
-        command, "--behavior NAME", "the behavior to compare with; default: the .onnx file's name"
-    )
-    option(
-        command, "--full", "also print version numbers, tensors, and the number of each broken rule"
-    )
+    text = "the behavior to compare with; default: the .onnx file's name"
+    option(command, "--behavior NAME", text)
+    text = "also print version numbers, tensors, and the number of each broken rule"
+    option(command, "--full", text)
 
 
 def _run(arguments: Namespace) -> str:
     """Return a text about each file; before an error, print the texts about valid files."""
     if arguments.behavior and not (arguments.env or arguments.demo):
-        raise SettingsError(
-            "--behavior: needs --env or --demo, which has the behavior; give one of them"
-        )
+        text = "--behavior: needs --env or --demo, which has the behavior; give one of them"
+        raise SettingsError(text)
     # Every file is checked, even after a mistake in an earlier file.
     texts, mistakes = [], Mistakes()
     for file in arguments.files:
@@ -83,11 +80,7 @@ def _checked(file: Path, arguments: Namespace) -> str:
 
 
 def only_model(path: Path) -> Path:
-    """Return the only `.onnx` file in a folder; return any other path unchanged.
-
-    Raises:
-        ExportError: The folder has no `.onnx` file, or several.
-    """
+    """Return the only `.onnx` file in a folder, which must have one; any other path unchanged."""
     if not path.is_dir():
         return path
     # Final policies are in the run's folder, files of checkpoints one folder below.
@@ -104,14 +97,8 @@ def check(
 ) -> str:
     """Return a text on the Unity packages that load a file, and on its observations and actions.
 
-    Args:
-        path: the `.onnx` file.
-        spec: behavior to compare with; None for no comparison.
-        behavior: name of the behavior in messages.
-        full: whether to include version numbers, tensors, and the number of each broken rule.
-
     Raises:
-        ExportError: Unity does not load the file, or the file does not fit the behavior.
+        ExportError: Unity does not load the file, or the file does not fit the behavior `spec`.
     """
     from pipeline.export.contract import model_findings, publishing_findings
     from pipeline.export.layout import describe, load

@@ -15,13 +15,12 @@ from pipeline.files import as_typed
 # The search for similar names would not find these commands.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
 """For names of commands in other programs: the name of the same command here."""
+BY_SSH = (
+    "players on other machines connect through ssh: `ssh -N -L 5004:localhost:5004 TRAINER` on the "
+    "player's machine (docs/reference/learn.md)"
+)
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
-_REMOVED = {
-    "attach": "a player on another machine connects through ssh: `ssh -N -L 5004:localhost:5004 "
-    "TRAINER` on its machine (docs/reference/learn.md)",
-    "sign": _SIGNING,
-    "verify": _SIGNING,
-}
+_REMOVED = {"attach": BY_SSH, "sign": _SIGNING, "verify": _SIGNING}
 """For each removed command: what to do instead."""
 _STAGES = {
     "report": "`pipeline run` makes it, `pipeline compare` prints its tables",

@@ -35,8 +35,6 @@ _MADE = {
     **dict.fromkeys(("environments", "path_environments", "unity_environments"), "build/env/{key}"),
 }
 """For each table of the plan with entries that are not runs: the path of an entry's result."""
-_MAX_NAMES = 4
-"""Maximum number of names in a warning."""
 
 
 def add_options(parser: Parser) -> None:
@@ -145,7 +143,7 @@ def _listed(left: Collection[str], runs: Collection[str]) -> str:
         match = _RUN.fullmatch(place)
         key = match and key_of(match[1], match[2])
         names[place if key is None or key in runs else key] = None
-    return few(sorted(names, key=lambda name: "/" in name), _MAX_NAMES)
+    return few(sorted(names, key=lambda name: "/" in name))
 
 
 def _prune(left: Collection[str], runs: Collection[str]) -> str:

@@ -50,9 +50,8 @@ class Check:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
-    parser.add_argument(
-        "file", type=Path, help="an .onnx file of the stage export or of `pipeline learn`"
-    )
+    text = "an .onnx file of the stage export or of `pipeline learn`"
+    parser.add_argument("file", type=Path, help=text)
     text = (
         "the checkout or project to compare with; default: the present folder if it is one, else "
         "the project that contains the file"
@@ -91,10 +90,9 @@ def _compared(first: Path, second: Path) -> str:
     from pipeline.export.layout import without_metadata
 
     paths, histories = (first, second), (read(first), read(second))
-    # Equal bytes need no search for causes.
-    digests = files.sha256_of(first), files.sha256_of(second)
-    lines = [f"{path}\n  sha256 {digest}" for path, digest in zip(paths, digests, strict=True)]
-    if digests[0] == digests[1]:
+    digests = {path: files.sha256_of(path) for path in paths}
+    lines = [f"{path}\n  sha256 {digests[path]}" for path in paths]
+    if digests[first] == digests[second]:
         return "\n".join([*lines, "They are the same bytes."])
     # Metadata is left out of this comparison: it has the record of how the file was made.
     same_network = without_metadata(first) == without_metadata(second)
@@ -123,10 +121,8 @@ def causes(
     stages = [[record["stage"] for record in history] for history in (first, second)]
     # Histories with different stages cannot be compared stage by stage.
     if stages[0] != stages[1]:
-        stages_differ = (
-            f"{' -> '.join(stages[0])} in the first, {' -> '.join(stages[1])} in the second"
-        )
-        yield Check(what="stages", verdict="differs", details=(stages_differ,))
+        text = f"{' -> '.join(stages[0])} in the first, {' -> '.join(stages[1])} in the second"
+        yield _check("stages", [text])
         return
     for left, right in zip(first, second, strict=True):
         old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
@@ -143,7 +139,7 @@ def causes(
         ]
         for part, mine, other in parts:
             if details := differences(mine, other):
-                yield Check(what=f"{part} of {left['stage']}", verdict="differs", details=details)
+                yield _check(f"{part} of {left['stage']}", details)
 
 
 def _other_fields(
@@ -152,7 +148,7 @@ def _other_fields(
     """Compare values that do not affect a network, such as names of runs and paths of inputs."""
     for left, right in zip(first, second, strict=True):
         if details := differences(dict(flattened(left)), dict(flattened(right))):
-            yield Check(what=f"record of {left['stage']}", verdict="differs", details=details)
+            yield _check(f"record of {left['stage']}", details)
 
 
 def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
@@ -171,8 +167,8 @@ def _machines(
         mine, other = machine_of(paths[0], left), machine_of(paths[1], right)
         if not mine or not other:
             continue
-        if details := tuple(sorted(differences(mine, other))):
-            yield Check(what=f"machine of {left['stage']}", verdict="differs", details=details)
+        if details := sorted(differences(mine, other)):
+            yield _check(f"machine of {left['stage']}", details)
 
 
 def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
@@ -312,19 +308,12 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
     for kind, entry in stage["inputs"].items():
         yield _input(kind, entry, root)
     if steps := stage.get("interrupted_at_steps"):
-        reason = (
-            f"the run was interrupted at steps {', '.join(map(str, steps))}, and not resumed "
-            "exactly"
-        )
-        yield Check(what=f"interruptions of {name}", verdict="differs", details=(reason,))
+        reason = f"the run was interrupted at steps {', '.join(map(str, steps))}"
+        yield _check(f"interruptions of {name}", [f"{reason}, and not resumed exactly"])
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
-    """Check the code of all stages together.
-
-    This is necessary because sources that several stages share are stored in the first stage's
-    record.
-    """
+    """Check the code of all stages together: sources that they share are in the first record."""
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = sources.src_of(code_of(root)) / name
@@ -341,7 +330,7 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         run = run_context.find(root, stage["experiment"], stage["seed"])
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
-        return Check(what=label, verdict="differs", details=(str(error),))
+        return _check(label, [str(error)])
     # The present parameters go through JSON, as the recorded parameters did, because JSON turns
     # tuples into lists and keys into strings.
     old, new = (
@@ -404,25 +393,27 @@ def _overall(checks: Sequence[Check]) -> Verdict:
 
 def _described(model: Path, stages: Sequence[provenance.Record], commit: str) -> list[str]:
     last = stages[-1]
-    lines = [f"{model}", f"  file       sha256 {files.sha256_of(model)}"]
-    lines.append(f"  run        {last['run']}, seed {last['seed']}")
-    lines.append(f"  commit     {commit}")
     packages = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
-    lines.append(f"  packages   {packages}")
+    lines = [
+        f"{model}",
+        f"  file       sha256 {files.sha256_of(model)}",
+        f"  run        {last['run']}, seed {last['seed']}",
+        f"  commit     {commit}",
+        f"  packages   {packages}",
+    ]
     for stage in stages:
         lines.append(f"  {stage['stage']}")
         if steps := stage.get("interrupted_at_steps"):
-            listed = ", ".join(map(str, steps))
+            page = "docs/explanation/resume.md"
             lines.append(
-                f"    interrupted at steps {listed}, not exact (docs/explanation/resume.md)"
+                f"    interrupted at steps {', '.join(map(str, steps))}, not exact ({page})"
             )
         lines.append(f"    code        sha256 {stage['code_sha256']}")
         lines.append(f"    parameters  sha256 {stage['parameters_sha256']}")
         for kind, entry in stage["inputs"].items():
             lines.append(f"    {kind} {entry['name']}  sha256 {entry['sha256']}")
-        lines += [
-            f"      {key} = {json.dumps(value)}" for key, value in leaves(stage["parameters"])
-        ]
+        values = leaves(stage["parameters"])
+        lines += [f"      {key} = {json.dumps(value)}" for key, value in values]
     return lines
 
 

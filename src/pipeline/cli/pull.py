@@ -20,9 +20,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("repo", nargs="?", metavar="NAME/POLICY", help="the repository on the Hub")
     option(parser, "-o --output FOLDER", "the new folder; default: POLICY")
     option(parser, "--revision NAME", "branch, tag or commit; default: the newest")
-    option(
-        parser, "--repo-id NAME/POLICY", "ML-Agents' option with the same meaning as NAME/POLICY"
-    )
+    text = "ML-Agents' option with the same meaning as NAME/POLICY"
+    option(parser, "--repo-id NAME/POLICY", text)
     option(parser, "--local-dir FOLDER", "ML-Agents' option for the parent folder of POLICY")
 
 

@@ -58,9 +58,8 @@ def run(arguments: argparse.Namespace) -> str:
         policies = list(folder.glob("*.onnx"))
         if (folder / card.CARD).is_file() and policies:
             if arguments.license:
-                raise SettingsError(
-                    f"{folder}: has a card already; give --license to `pipeline card`"
-                )
+                text = f"{folder}: has a card already; give --license to `pipeline card`"
+                raise SettingsError(text)
             for policy in policies:
                 load(policy)  # this refuses a broken file
         else:
@@ -100,10 +99,8 @@ def hub(repo_id: str) -> Iterator[Any]:
         from_library = not modules.isdisjoint(_LIBRARIES)
         if isinstance(error, PipelineError) or not (from_library or isinstance(error, OSError)):
             raise
-        reason = one_line(error).partition(" | ")[0]
-        raise FetchError(
-            f"{repo_id}: {type(error).__name__}: {reason}; {_remedy(error)}"
-        ) from error
+        reason = f"{type(error).__name__}: {one_line(error).partition(' | ')[0]}"
+        raise FetchError(f"{repo_id}: {reason}; {_remedy(error)}") from error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

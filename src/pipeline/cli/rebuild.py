@@ -27,13 +27,20 @@ files."""
 
 
 def rebuild(root: Path) -> None:
-    """Rename the present MLflow store, and make a new one with a row for each run in `results/`.
-
-    Raises:
-        PipelineError: The store is not a file in the folder `root`, or params.yaml cannot be read.
-    """
+    """Rename the present MLflow store, and make a new one with a row for each run in `results/`."""
     params = load_params(root / "params.yaml")
-    _set_aside(root)
+    uri = mlflow_store.default_uri(root := root.resolve())
+    if (file := mlflow_store.file_of(uri)) is None or not file.resolve().is_relative_to(root):
+        raise PipelineError(
+            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in this "
+            "folder can be made from its files; unset the variable"
+        )
+    with mlflow_store.locked(uri):
+        if file.exists():
+            # The earlier store is renamed, because it may have runs without files in results/.
+            kept = files.free_name(file)
+            file.rename(kept)
+            _log.info("Renamed the earlier store to %s.", kept.name)
     places = {
         matched.groups()
         for stage in _STAGE_FILES
@@ -47,26 +54,6 @@ def rebuild(root: Path) -> None:
             _log.warning("%s/seed%s gets no row in MLflow: %s", name, seed, error)
 
 
-def _set_aside(root: Path) -> None:
-    """Rename the project's store file, so that the next `Store.open` makes a new store.
-
-    Raises:
-        PipelineError: MLFLOW_TRACKING_URI names a store outside the project.
-    """
-    uri = mlflow_store.default_uri(root := root.resolve())
-    if (file := mlflow_store.file_of(uri)) is None or not file.resolve().is_relative_to(root):
-        raise PipelineError(
-            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in this "
-            "folder can be made from its files; unset the variable"
-        )
-    with mlflow_store.locked(uri):
-        if file.exists():
-            # The earlier store is renamed, because it may have runs without files in results/.
-            kept = files.free_name(file)
-            file.rename(kept)
-            _log.info("Renamed the earlier store to %s.", kept.name)
-
-
 def _make_row(run: run_context.Run) -> None:
     # With several behaviors, names of metrics begin with the behavior's name.
     row, prefix = run_context.row_of(run), len(run.params.run_settings(run.name).behaviors) > 1
@@ -76,10 +63,9 @@ def _make_row(run: run_context.Run) -> None:
             continue
         facts = read_map(run.root / WORK / stage / run.instance / "stage.json")
         # `key_of` reads only these attributes of a stage's job, which no longer exists.
+        digest = facts.get("fingerprint", "")
         job: Any = SimpleNamespace(
-            job=SimpleNamespace(stage=stage),
-            fingerprint=facts.get("fingerprint", ""),
-            resumed=False,
+            job=SimpleNamespace(stage=stage), fingerprint=digest, resumed=False
         )
         key = run_context.key_of(run, job)
         tags = {name: text for name, text in key.tags.items() if name not in _OF_NOW}

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import files
@@ -29,7 +28,6 @@ from pipeline.tracking.run_metadata import git
 
 _log = logging.getLogger(__name__)
 
-_MOST_NAMED = 4
 _INSTALLED = ".installed"
 _MOST_BYTES = 1 << 26
 """Maximum size of archive.json in bytes."""
@@ -53,15 +51,6 @@ def add_options(parser: Parser) -> None:
     option(parser, "--max-unpacked-gb X", text, default=MAX_BYTES / 1e9)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The results of a reproduction, compared with the archive's results by SHA-256."""
-
-    same: tuple[str, ...] = ()
-    differs: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-
 def run(arguments: argparse.Namespace) -> str:
     """Unpack an archive, install its packages, run its project, and compare the results.
 
@@ -78,22 +67,20 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.engine == "dvc" and git(project, "rev-parse", "--show-prefix") != "\n":
         git(project, "init", "--quiet")  # DVC needs a repository in this folder
     _log.info("3 of 4: running the stages in %s", project)
-    command = ["run", *arguments.names, "--engine", arguments.engine]
-    code = _pipeline(folder, *command, "--cores", str(arguments.cores))
-    if code:
+    options = "--engine", arguments.engine, "--cores", str(arguments.cores)
+    if code := _pipeline(folder, "run", *arguments.names, *options).returncode:
         raise StageError(f"`pipeline run` in {project} ended with exit code {code}; see above")
     _log.info("4 of 4: comparing the results")
     compared = compare(project, digests, partial=bool(arguments.names))
-    lines = [f"{len(compared.same)} of {len(digests)} results are identical."]
-    if compared.missing:
-        lines.append(f"not made: {few(compared.missing, _MOST_NAMED)}")
-    if compared.differs:
-        lines.append(f"different: {few(compared.differs, _MOST_NAMED)}")
-        lines += _first_cause(folder, compared.differs)
-    holds = not compared.differs and not compared.missing
+    lines = [f"{len(compared['same'])} of {len(digests)} results are identical."]
+    if missing := compared["missing"]:
+        lines.append(f"not made: {few(missing)}")
+    if differs := compared["differs"]:
+        lines += [f"different: {few(differs)}", *_first_cause(folder, differs)]
+    holds = not differs and not missing
     if (project / "claims.yaml").is_file() and not arguments.names:
         # Claims can hold without equal bytes, because they are intervals and comparisons.
-        holds = _pipeline(folder, "claims", "check") == 0
+        holds = _pipeline(folder, "claims", "check").returncode == 0
         lines.append(f"The claims of claims.yaml {'hold' if holds else 'do not all hold'}.")
     if not holds:
         sys.stdout.write("\n".join(lines) + "\n")
@@ -101,8 +88,8 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comparison:
-    """Compare the results in a project with the digests in an archive.
+def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> dict[str, list[str]]:
+    """Return the names of results that are the same, differ, or are missing, by SHA-256.
 
     With `partial`, results that the reproduction has not made are left out.
     """
@@ -113,14 +100,11 @@ def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comp
             verdicts["missing"] += [] if partial else [name]
         else:
             verdicts["same" if files.sha256_of(made) == digest else "differs"].append(name)
-    return Comparison(**{key: tuple(names) for key, names in verdicts.items()})
+    return verdicts
 
 
 def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
-    """Unpack an archive, and return the digests of its results.
-
-    Nothing is unpacked if an interrupted reproduction has already unpacked the archive.
-    """
+    """Unpack an archive, unless it is unpacked already, and return the digests of its results."""
     try:
         with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
             about = file.read(_MOST_BYTES)
@@ -174,11 +158,7 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
 
 
 def install(folder: Path, wheels: Path | None = None) -> None:
-    """Create the virtual environment of a reproduction, only with packages of its lock files.
-
-    Raises:
-        StageError: A package cannot be found, or has another SHA-256 than in the lock file.
-    """
+    """Create the virtual environment of a reproduction, only with packages of its lock files."""
     if (folder / ".venv" / _INSTALLED).is_file():
         _log.info("2 of 4: the environment is installed")
         return
@@ -217,13 +197,19 @@ def _call(command: Sequence[str], folder: Path) -> None:
         raise StageError(f"{folder / '.venv'}: {last_error(done.stderr or done.stdout)}")
 
 
-def _pipeline(folder: Path, *words: str) -> int:
-    """Call the archive's own `pipeline` in its project, and return the exit code."""
-    command = [_python(folder), "-m", "pipeline", *words]
+def _pipeline(
+    folder: Path, *words: str, is_captured: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Call the archive's own `pipeline` in its project."""
     sys.stdout.flush()
     return subprocess.run(  # noqa: S603  # the archive's code, which the user trusts
-        command, cwd=folder / "project", env=_variables(folder), check=False
-    ).returncode
+        [_python(folder), "-m", "pipeline", *words],
+        cwd=folder / "project",
+        env=_variables(folder),
+        capture_output=is_captured,
+        text=True,
+        check=False,
+    )
 
 
 def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
@@ -244,12 +230,6 @@ def _first_cause(folder: Path, differs: Sequence[str]) -> list[str]:
     model = next((name for name in differs if name.endswith(".onnx")), None)
     if model is None:
         return []
-    command = [_python(folder), "-m", "pipeline", "provenance", str(folder / "project" / model)]
-    done = subprocess.run(  # noqa: S603  # the archive's code, as above
-        [*command, "--diff", str(folder / model)],
-        env=_variables(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    files = str(folder / "project" / model), "--diff", str(folder / model)
+    done = _pipeline(folder, "provenance", *files, is_captured=True)
     return done.stdout.splitlines()[4:] or done.stderr.splitlines()

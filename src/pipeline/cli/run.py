@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,9 +57,8 @@ def run(arguments: argparse.Namespace) -> str:
     """Write the plan, let an engine make the targets, and return the table of results."""
     root, engine = Path.cwd(), arguments.engine
     if arguments.stage is not None and not arguments.names:
-        raise SettingsError(
-            "--stage: needs names; give the experiments or runs to end with this stage"
-        )
+        text = "--stage: needs names; give the experiments or runs to end with this stage"
+        raise SettingsError(text)
     params = load_params(root / "params.yaml")
     # The table of runs is written before the engine starts: both engines read it, and not
     # params.yaml.
@@ -70,22 +68,16 @@ def run(arguments: argparse.Namespace) -> str:
     if engine == "dvc":
         _refuse_without_dvc(root)
         engines.truncate_incomplete_dvc_lock(root)
-        command = ["dvc", "repro", *(target.dvc for target in chosen)]
+        command = ["dvc", "repro", *chosen]
     else:
         refuse_files_of_the_future(params)
-        command = [
-            "snakemake",
-            "--cores",
-            str(arguments.cores),
-            *(target.file for target in chosen),
-        ]
+        command = ["snakemake", "--cores", str(arguments.cores), *chosen.values()]
     if arguments.dry_run:
         return shell_command(*command)
-    names = [target.dvc for target in chosen]
     with _run_lock(root):
         if engine == "dvc":
             _take_from_snakemake(root)
-        ran_none = _run_with_progress(command, root, params, names, arguments.cores)
+        ran_none = _run_with_progress(command, root, params, [*chosen], arguments.cores)
     from pipeline.cli.compare import answer  # this imports NumPy, which the engines do not need
 
     if not arguments.names:
@@ -110,9 +102,8 @@ def _refuse_without_dvc(root: Path) -> None:
 @contextlib.contextmanager
 def _run_lock(root: Path) -> Iterator[None]:
     """Hold the folder's lock, to refuse a second `pipeline run` with a clear error."""
+    (root / WORK).mkdir(parents=True, exist_ok=True)
     lock = FileLock(root / WORK / "run.lock")
-    lock_file = Path(lock.lock_file)
-    lock_file.parent.mkdir(parents=True, exist_ok=True)
     try:
         # The engines have locks, too, but the engines' errors do not name the command that runs.
         lock.acquire(timeout=0)
@@ -142,11 +133,9 @@ def _take_from_snakemake(root: Path) -> None:
 def _run_with_progress(
     command: Sequence[str], root: Path, params: Params, target_names: Sequence[str], cores: int
 ) -> bool:
-    """Run an engine, and show the progress of its stages; its output goes to a log.
+    """Run an engine and show the progress of its stages; its output goes to a log.
 
-    Returns:
-        Whether no stage ran: no stage has reported a start, and none was out of date. Stages that a
-        user has added do not report.
+    Return whether no stage ran: stages that a user has added report no start.
     """
     from pipeline.cli.progress import Screen
     from pipeline.dag import recorder  # this imports NumPy, which the engines do not need
@@ -159,7 +148,6 @@ def _run_with_progress(
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
     # Events go into a file in the project, because jobs of a cluster run on other machines.
-    (root / WORK).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
         # Stages append to this file; each event is one line of JSON.
@@ -273,23 +261,13 @@ _POLL_S = 0.25
 """Seconds between updates of the progress lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A target of an engine: the last stage of a run, or the ranking of a sweep."""
+def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> dict[str, str]:
+    """Return the engines' targets for names in params.yaml; refuse unknown names and stages.
 
-    dvc: str
-    """The stage of dvc.yaml."""
-    file: str
-    """An output of the stage, which is Snakemake's target."""
-
-
-def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
-    """Return the engines' targets for names in params.yaml.
-
-    Raises:
-        SettingsError: A name is unknown, or its experiment does not have the stage.
+    For each run's last stage, and each sweep's ranking, the key is the stage of dvc.yaml, and the
+    value an output of the stage, which is Snakemake's target.
     """
-    pairs: dict[tuple[str, int], None] = {}
+    found: dict[str, str] = {}
     for name in names:
         runs = params.runs_of(name)
         if not runs:
@@ -298,30 +276,21 @@ def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -
                 f"{params.path}: no subset, experiment, sweep or run is called {name!r}"
                 f"{suggestion(name, names_of_runs)} Known: {', '.join(names_of_runs)}"
             )
-        # A dict keeps the order and drops repetitions, as subsets may overlap.
-        pairs |= dict.fromkeys(runs)
-    parts = dict.fromkeys(part for name in names for part in params.subsets.get(name, (name,)))
-    return [
-        *(_target(params, experiment, seed, stage) for experiment, seed in pairs),
-        *(
-            Target(f"sweep@{part}", best_file(part).as_posix())
-            for part in parts
-            if part in params.sweeps and stage is None
-        ),
-    ]
+        # A dict drops repetitions, as subsets may overlap.
+        found |= dict(_target(params, experiment, seed, stage) for experiment, seed in runs)
+    parts = (part for name in names for part in params.subsets.get(name, (name,)))
+    sweeps = [part for part in parts if part in params.sweeps and stage is None]
+    return found | {f"sweep@{part}": best_file(part).as_posix() for part in sweeps}
 
 
-def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
+def _target(params: Params, name: str, seed: int, stage: str | None) -> tuple[str, str]:
     experiment = params.experiment(name)
     last = stage or experiment.stages[-1]
     if last not in experiment.stages:
-        raise SettingsError(
-            f"{params.path}: {name!r} has no stage {last!r}, only {', '.join(experiment.stages)}"
-        )
+        text = f"{name!r} has no stage {last!r}, only {', '.join(experiment.stages)}"
+        raise SettingsError(f"{params.path}: {text}")
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
-    # Each stage's target is one of its outputs; it is policy.pt for the stages that are not listed
-    # here.
-    ends = {"export": "", "evaluate": "/metrics.json"}
-    folder = f"results/{last}/{name}/seed{seed}"
-    return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))
+    # Other stages have the output policy.pt.
+    end = {"export": "", "evaluate": "/metrics.json"}.get(last, "/policy.pt")
+    return f"{family}@{key_of(name, seed)}", f"results/{last}/{name}/seed{seed}{end}"

@@ -78,10 +78,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return a table with MLflow's row of each run; for one run, its rows and its git revision.
-
-    With `--at`, the table has the runs with results that the dvc.lock of a git revision records.
-    """
+    """Return a table of all runs, the rows and the revision of one run, or rows of `--at`."""
     root = Path.cwd()
     if arguments.rebuild:
         # `rebuild` is imported late, because importing the stages takes a second.
@@ -119,18 +116,9 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
                     score=run.data.metrics.get(mlflow_store.SCORE),
                 )
             )
-    return sorted(
-        rows,
-        # Seeds are sorted as numbers; the workspace comes before DVC experiments, and current rows
-        # come before superseded rows.
-        key=lambda row: (
-            row.experiment,
-            int(row.seed),
-            row.variant != run_metadata.WORKSPACE,
-            row.variant,
-            not row.current,
-        ),
-    )
+    # The workspace comes before DVC experiments, and current rows before superseded rows.
+    rows.sort(key=lambda row: (row.variant != run_metadata.WORKSPACE, row.variant, not row.current))
+    return sorted(rows, key=lambda row: (row.experiment, int(row.seed)))
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
@@ -184,9 +172,8 @@ def _details(root: Path, row: Found) -> str:
         return "\n".join([*lines, f"  folder      {row.own_folder}{note}"])
     commits: list[str] | None = None
     for stage, path, digest in row.made():
-        agreement = (
-            "as in results/" if _current_digest(root, path) == digest else "not as in results/"
-        )
+        is_same = _current_digest(root, path) == digest
+        agreement = "as in results/" if is_same else "not as in results/"
         lines.append(f"  {stage:10}  {path}  md5 {digest}, {agreement}")
         holding = _holding(root, digest)
         # A revision belongs to the run only if it has the outputs of every stage.

@@ -37,10 +37,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine accept the results of `source`.
-
-    If `source` is None, it is the engine that finds all results up to date.
-    """
+    """Make the other engine accept the results of `source`, or of the engine that is up to date."""
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
     # An incomplete dvc.lock is repaired first, because DVC cannot read it.
     engines.truncate_incomplete_dvc_lock(root)
@@ -64,8 +61,7 @@ def sync(root: Path, source: str | None) -> str:
         raise StageError(f"{neither}{reasons}. Run {commands} first.")
     for other in others:
         _ACCEPT[other](root)
-    # The state is checked again, because neither `--touch` nor `commit` reports results that it
-    # skipped.
+    # Neither `--touch` nor `commit` reports results that it skipped.
     for other in others:
         remaining = _STATES[other](root)
         if not remaining.up_to_date:
@@ -74,11 +70,7 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether each result is up to date for at least one of the two engines.
-
-    Snakemake must find no result outdated, and each result of which Snakemake has no record must be
-    up to date for DVC.
-    """
+    """Return whether each result is up to date for at least one of the two engines."""
     # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 

@@ -89,15 +89,12 @@ class Times:
         return max(self.loop_s - named, 0.0)
 
     def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
-        """Return the predicted speed-up of collecting experience after the given changes.
-
-        The prediction assumes that there are enough cores.
+        """Return the predicted speed-up of collecting experience, given enough cores.
 
         Environments step in parallel, but their messages are read and stored one by one; a batch of
         decisions takes about the same time for any number of agents. Several environments step in
         groups: one group works while the trainer handles the others. With `threaded` the update
-        uses the time in which the trainer would wait, and adds time only if the update takes
-        longer.
+        uses the time in which the trainer would wait, and adds time only if it takes longer.
 
         Args:
             n_times: factor on the number of environments.
@@ -127,9 +124,8 @@ class Times:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline timers`."""
     parser.add_argument("file", type=Path, help="run_logs/timers.json, or the folder of a run")
-    parser.add_argument(
-        "other", type=Path, nargs="?", help="a second file or folder to compare with"
-    )
+    text = "a second file or folder to compare with"
+    parser.add_argument("other", type=Path, nargs="?", help=text)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -186,9 +182,8 @@ def _settings(configuration: Path) -> RunSettings:
 
 def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     metadata = content.get("metadata", {})
-    program = f"mlagents-learn {metadata.get('mlagents_version', '')}"
-    if "trainer" in metadata:
-        program = str(metadata["trainer"])
+    theirs = f"mlagents-learn {metadata.get('mlagents_version', '')}"
+    program = str(metadata.get("trainer", theirs))
     nodes = list(_nodes(content, parallel=False))
     (loop,) = (node for name, node, _ in nodes if name == _LOOP)
     parts = {part: _total(nodes, names) for part, names in _PART_NODES.items()}
@@ -219,14 +214,9 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):
             hidden.add("update")
+    counted = {"n_exchanges": steps or 0, "n_updates": updates or 0}
     return Times(
-        pace=_fitting_pace(
-            metadata,
-            _settings(configuration),
-            parts,
-            n_exchanges=steps or 0,
-            n_updates=updates or 0,
-        ),
+        pace=_fitting_pace(metadata, _settings(configuration), parts, **counted),
         hidden=frozenset(hidden),
         program=program,
         loop_s=float(loop["total"]),
@@ -249,8 +239,7 @@ def _fitting_pace(
 ) -> float | None:
     """Return the `steps_per_update` with which updates fill the waiting time.
 
-    None unless exactly one behavior has learned from a replay. NaN if every exchange had updates
-    that took longer than the exchange, so that no waiting time was measured.
+    None unless exactly one behavior learned from a replay; NaN if no waiting time was measured.
     """
     n_done, n_rows, n_rollouts = (
         int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")
@@ -281,10 +270,7 @@ def _fitting_pace(
 
 
 def _total(nodes: Sequence[_Timed], names: Sequence[str], *, apart: bool = False) -> float:
-    """Return the sum of seconds of the nodes with these names in the loop's thread.
-
-    With `apart` the nodes of other threads count instead.
-    """
+    """Return the seconds of the named nodes in the loop's thread, or with `apart` in others."""
     chosen = (node for name, node, in_thread in nodes if name in names and in_thread == apart)
     return sum(float(node["total"]) for node in chosen)
 
@@ -323,9 +309,8 @@ def _described(path: Path, times: Times) -> list[str]:
         if part == _WAITS and times.n_exchanges:
             notes.append(f"{1e3 * seconds / times.n_exchanges:.1f} ms an exchange")
         if part == _WAITS and times.working_s > seconds:
-            notes.append(
-                f"each environment works {times.working_s:.1f} s, also in parallel with the loop"
-            )
+            works = f"each environment works {times.working_s:.1f} s"
+            notes.append(f"{works}, also in parallel with the loop")
         if part == "update" and times.n_minibatches:
             notes.append(f"{1e3 * seconds / times.n_minibatches:.1f} ms a minibatch")
         rows.append((f"  {part}", f"{seconds:.1f} s", share, bar, ", ".join(notes)))
@@ -339,23 +324,18 @@ def _advice(times: Times) -> list[str]:
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]
-    bound = (
-        "If the trainer took no time, the run would be "
-        f"{times.steady_s / waiting:.1f} times as fast"
-    )
+    faster = times.steady_s / waiting
     lines = [
-        f"{bound}; the remaining time is spent in the environment.",
+        f"If the trainer took no time, the run would be {faster:.1f} times as fast; the remaining "
+        "time is spent in the environment.",
         "Changes that help, best first:",
     ]
-    changes = {
-        f"{_MORE_ENVS} times as many environments (num_envs)": times.after(n_times=_MORE_ENVS),
-        "threaded: true": times.after(threaded=True),
-        f"threaded: true and {_MORE_ENVS} times as many environments": times.after(
-            n_times=_MORE_ENVS, threaded=True
-        ),
-    }
-    if "update" in times.parallel | times.hidden:
-        changes = {name: ratio for name, ratio in changes.items() if "threaded" not in name}
+    more = f"{_MORE_ENVS} times as many environments"
+    changes = {f"{more} (num_envs)": times.after(n_times=_MORE_ENVS)}
+    if "update" not in times.parallel | times.hidden:
+        changes["threaded: true"] = times.after(threaded=True)
+        both = times.after(n_times=_MORE_ENVS, threaded=True)
+        changes[f"threaded: true and {more}"] = both
     helpful = [(n, r) for n, r in changes.items() if r >= _WORTH_SAYING]
     helpful.sort(key=lambda item: -item[1])
     rows = [(f"  {name}", f"about {ratio:.1f} times as fast") for name, ratio in helpful]

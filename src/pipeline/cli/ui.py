@@ -37,10 +37,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Log the addresses of MLflow's pages, and serve them until interrupted.
-
-    If MLFLOW_TRACKING_URI names a server, that server serves the pages, and none is started.
-    """
+    """Log the addresses of MLflow's pages; serve them unless MLFLOW_TRACKING_URI's server does."""
     root, port = Path.cwd(), arguments.port
     if learned := len([*root.glob("results/*/configuration.yaml")]):
         text = "Curves of runs of `pipeline learn` (%d here): `tensorboard --logdir results`"
@@ -90,10 +87,7 @@ def addresses(experiment_id: str) -> dict[str, str]:
 
 
 def _refuse_unusable(port: int) -> None:
-    """Raise SettingsError for a port that the server cannot use.
-
-    Another server at the port could answer with the pages of another project.
-    """
+    """Refuse a port that is not free: its server could answer with another project's pages."""
     if not 0 < port <= _LAST_PORT:
         raise SettingsError(f"--port must be from 1 to {_LAST_PORT}, got {port}")
     if reason := why_not_free(port):
@@ -139,10 +133,7 @@ def _log_addresses(store: mlflow_store.Store, address: str) -> None:
 
 
 def forward_log(lines: Iterable[bytes]) -> None:
-    """Write a server's log lines to standard error.
-
-    Lines that begin with `_NOISE` are only written with `--debug`.
-    """
+    """Write a server's log lines to standard error, `_NOISE` only with `--debug`."""
     is_debug = _log.isEnabledFor(logging.DEBUG)
     for line in lines:
         if is_debug or not line.startswith(_NOISE):

@@ -1,4 +1,4 @@
-"""Commands in this process, and `pipeline learn` with the fake environment as its executable."""
+"""`pipeline learn` with the fake environment as its executable."""
 
 from __future__ import annotations
 
@@ -25,19 +25,5 @@ def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]
 
     def run(*arguments: str | Path) -> int:
         return cli.main(["learn", "config.yaml", "--seed", "1", *map(str, arguments)])
-
-    return run
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail; return the only line that it prints, without `error: `."""
-
-    def run(*words: object) -> str:
-        capsys.readouterr()
-        assert cli.main([*map(str, words)]) == 2
-        out, error = capsys.readouterr()
-        assert (out, error[:7], error.count("\n")) == ("", "error: ", 1), error
-        return error[7:-1]
 
     return run

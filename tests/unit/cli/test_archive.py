@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from made_archives import zip_link, zipped
@@ -55,25 +56,16 @@ def archived(folder: Path, about: object = ABOUT, **files: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("paper.tar", "paper.tar: must end in .zip"),
-        ("there.zip", "there.zip: exists already; give another name"),
-    ],
-)
-def test_archive_refuses_an_output_file_that_exists_or_is_no_zip_file(
-    name, expected, project, refused
-):
+def test_archive_refuses_an_output_file_that_exists_or_is_no_zip_file(project, refused):
     (project / "there.zip").touch()
-    assert refused("archive", name) == expected
+    assert refused("archive", "paper.tar") == "paper.tar: must end in .zip"
+    assert refused("archive", "there.zip") == "there.zip: exists already; give another name"
 
 
-def test_archive_refuses_a_project_without_a_git_commit(tmp_path, monkeypatch, refused):
-    params_of(tmp_path, "walk")
-    monkeypatch.chdir(tmp_path)
+def test_archive_refuses_a_project_without_a_git_commit(here, refused):
+    params_of(here, "walk")
     message = refused("archive", "paper.zip")
-    assert message.startswith(f"{tmp_path}: has no commit to archive; make one by `git init")
+    assert message.startswith(f"{here}: has no commit to archive; make one by `git init")
 
 
 def test_archive_refuses_sources_that_differ_from_the_commit_and_names_them(project, refused):
@@ -88,9 +80,8 @@ def test_archive_refuses_sources_that_differ_from_the_commit_and_names_them(proj
 def test_archive_refuses_committed_symbolic_links(project, refused):
     (project / "link").symlink_to("t.yaml")
     commit(project, "a link")
-    assert refused("archive", "paper.zip").startswith(
-        f"{project}: link are links, which an archive"
-    )
+    error = refused("archive", "paper.zip")
+    assert error.startswith(f"{project}: link are links, which an archive")
 
 
 def test_archive_contains_the_results_of_params_yaml_and_refuses_a_missing_result(project):
@@ -104,8 +95,7 @@ def test_archive_contains_the_results_of_params_yaml_and_refuses_a_missing_resul
         "results/report/summary.json",
         "results/train/walk/seed1/metrics.json",
     ]
-    (project / "results/export/walk/seed1/metrics.json").unlink()
-    (project / "results/export/walk/seed1").rmdir()
+    rmtree(project / "results/export/walk/seed1")
     message = refusal(StageError, lambda: list(archive.result_files(params, project)))
     assert message == "results/export/walk/seed1: is missing; `pipeline run` makes it"
 
@@ -142,45 +132,24 @@ def test_archive_refuses_installed_packages_whose_versions_differ_from_the_lock_
     assert named in message
 
 
-HOSTILE = {
+REFUSED = {
     "a path out of the folder": (zipped({archive.ABOUT: b"{}", "../evil": b"x"}), "evil"),
     "an absolute path": (zipped({archive.ABOUT: b"{}", "/evil": b"x"}), "absolute name"),
     "a link": (zip_link("project", "/etc", {archive.ABOUT: b"{}"}), "'project' is a link"),
-    "a bomb": (
-        zipped({archive.ABOUT: b"{}", "bomb": b"0" * 20_000_000}),
-        "unpacks to more than 10 MB",
-    ),
-}
-
-
-@pytest.mark.parametrize(("content", "expected"), HOSTILE.values(), ids=HOSTILE)
-def test_reproduce_refuses_hostile_archives_and_unpacks_nothing(
-    content, expected, tmp_path, monkeypatch, refused
-):
-    monkeypatch.chdir(tmp_path)
-    Path("paper.zip").write_bytes(content)
-    message = refused("reproduce", "paper.zip", "--max-unpacked-gb", "0.01")
-    assert expected in message
-    assert message.startswith("paper.zip: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["paper.zip"]
-    assert not (tmp_path.parent / "evil").exists()
-
-
-WRONG = {
-    "no file": (None, "absent.zip: cannot be read (No such file or directory)"),
+    "a bomb": (zipped({archive.ABOUT: b"{}", "bomb": b"0" * 20_000_000}), "more than 10 MB"),
     "no zip": (b"text", "paper.zip: is not a file of `pipeline archive`"),
     "another zip": (zipped({"a": b"b"}), "paper.zip: is not a file of `pipeline archive`"),
 }
 
 
-@pytest.mark.parametrize(("content", "expected"), WRONG.values(), ids=WRONG)
-def test_reproduce_refuses_a_missing_file_and_files_that_are_no_archives(
-    content, expected, tmp_path, monkeypatch, refused
-):
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path("paper.zip").write_bytes(content)
-    assert refused("reproduce", "absent.zip" if content is None else "paper.zip") == expected
+@pytest.mark.parametrize(("content", "expected"), REFUSED.values(), ids=REFUSED)
+def test_reproduce_unpacks_nothing_of_hostile_and_other_files(content, expected, here, refused):
+    Path("paper.zip").write_bytes(content)
+    message = refused("reproduce", "paper.zip", "--max-unpacked-gb", "0.01")
+    assert expected in message
+    assert message.startswith("paper.zip: ")
+    assert [path.name for path in here.iterdir()] == ["paper.zip"]
+    assert not (here.parent / "evil").exists()
 
 
 @pytest.mark.parametrize(
@@ -188,17 +157,12 @@ def test_reproduce_refuses_a_missing_file_and_files_that_are_no_archives(
     [
         ({"format": 2}, "its archive.json (format 2) is no valid record of format 1, which this"),
         ({"results": []}, "its archive.json (format 1) is no valid record of format 1"),
+        ({"results": {"../a": "0"}}, "no text, or a path outside the project ../a"),
+        ({"results": {"/a": "0"}}, "no text, or a path outside the project /a"),
         (
-            {"results": {"../a": "0"}},
-            "archive.json is damaged; use another copy. It has a digest that is no text, or a path "
-            "outside the project ../a",
+            {"results": {"a": 0}},
+            "archive.json is damaged; use another copy. It has a digest that is no text",
         ),
-        (
-            {"results": {"/a": "0"}},
-            "archive.json is damaged; use another copy. It has a digest that is no text, or a path "
-            "outside the project /a",
-        ),
-        ({"results": {"a": 0}}, "archive.json is damaged"),
     ],
 )
 def test_reproduce_refuses_an_archive_with_an_unknown_format_or_a_damaged_list_of_results(
@@ -215,11 +179,11 @@ def test_reproduce_refuses_a_folder_that_is_no_reproduction_of_the_archive(tmp_p
     assert message.endswith("exists, and is no reproduction of this archive; give another --folder")
     missing = tmp_path / "wheels"
     assert refused("reproduce", path, "--wheels", missing) == f"--wheels: {missing} is not a folder"
+    error = "absent.zip: cannot be read (No such file or directory)"
+    assert refused("reproduce", "absent.zip") == error
 
 
-def test_reproduce_logs_a_warning_if_the_archive_was_made_with_another_python_version(
-    tmp_path, caplog
-):
+def test_reproduce_warns_if_the_archive_was_made_with_another_python_version(tmp_path, caplog):
     path = archived(tmp_path, ABOUT | {"python": "3.0"})
     digests = reproduce._unpacked(path, tmp_path / "again", 10**9)
     assert digests == ABOUT["results"]
@@ -236,17 +200,16 @@ def test_reproduced_results_are_compared_with_the_archive_by_sha256(tmp_path):
     digest = hashlib.sha256(b"a").hexdigest()
     digests = {"same": digest, "other": digest, "absent": digest}
     whole = reproduce.compare(tmp_path, digests, partial=False)
-    assert whole == reproduce.Comparison(same=("same",), differs=("other",), missing=("absent",))
-    assert reproduce.compare(tmp_path, digests, partial=True).missing == ()
+    assert whole == {"same": ["same"], "differs": ["other"], "missing": ["absent"]}
+    assert reproduce.compare(tmp_path, digests, partial=True) == whole | {"missing": []}
 
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Path:
     """A reproduction's folder with a lock of one package, its wheel, and code as a wheel."""
     wheel = zipped(WHEEL)
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "code").mkdir()
-    (tmp_path / "locks").mkdir()
+    for name in ("wheels", "code", "locks"):
+        (tmp_path / name).mkdir()
     (tmp_path / "wheels/tiny-1.0-py3-none-any.whl").write_bytes(wheel)
     mine = {name.replace("tiny", "mine"): data.replace(b"tiny", b"mine")
             for name, data in WHEEL.items()}  # fmt: skip
@@ -257,9 +220,7 @@ def locked(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_virtual_environment_of_a_reproduction_has_the_locked_packages_and_the_archived_code(
-    locked,
-):
+def test_environment_of_a_reproduction_has_the_locked_packages_and_the_archived_code(locked):
     python = locked / ".venv/bin/python"
     reproduce.install(locked, locked / "wheels")
     check = [str(python), "-I", "-c", "import tiny, mine; print(tiny.VALUE + mine.VALUE)"]
@@ -287,9 +248,7 @@ def test_reproduce_installs_the_packages_of_only_one_of_the_two_lock_files_of_to
     assert archive.chosen(paths[2:], cpu=True) == paths[2:], "no lock of builds for the CPU"
 
 
-def test_reproduced_stages_do_not_import_code_from_the_python_path_of_the_caller(
-    tmp_path, monkeypatch
-):
+def test_reproduced_stages_do_not_import_code_from_the_callers_python_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.setenv("PIPELINE_PROJECT", "elsewhere")
     variables = reproduce._variables(tmp_path)

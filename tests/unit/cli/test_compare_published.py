@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from small_project import left, params_of
 
-from pipeline.cli.main import main
-
 GYM = "environments: {hop: {source: gymnasium, id: Hopper-v4}}"
 HEAD = "# note: CleanRL's training returns\nenvironment,seed,step,value\n"
 
@@ -25,20 +23,18 @@ def rows(name: str = "Ball", *, seeds: int = 3, level: float = 5.0) -> str:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    params_of(tmp_path, a={"seeds": [1, 2, 3]})
+def root(here: Path) -> Path:
+    params_of(here, a={"seeds": [1, 2, 3]})
     for seed in (1, 2, 3):
-        left(tmp_path, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
+        left(here, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
         progress = "".join(f"Ball,{1000 * k},{k + seed / 10}\n" for k in (1, 2, 3))
-        left(tmp_path, "train", f"a/seed{seed}", progress=progress)
-    return tmp_path
+        left(here, "train", f"a/seed{seed}", progress=progress)
+    return here
 
 
-def compared(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, dict[str, object]]:
-    capsys.readouterr()
-    assert main(["compare", *map(str, words), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def by_name(text: str) -> dict[str, dict[str, object]]:
+    """Return the experiments in JSON by name, each with its note."""
+    found = json.loads(text)
     notes = found.get("notes", {})
     return {
         one["experiment"]: one | {"note": notes.get(one["experiment"])}
@@ -46,11 +42,9 @@ def compared(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, di
     }
 
 
-def test_published_training_returns_are_compared_with_the_last_values_of_our_learning_curves(
-    root, capsys
-):
+def test_published_training_returns_are_compared_with_the_last_values_of_our_curves(root, printed):
     Path("cleanrl.csv").write_text(HEAD + rows() + rows("Ant-v4"))
-    found = compared(capsys, "--with", "cleanrl.csv")
+    found = by_name(printed("compare", "--with", "cleanrl.csv", "--json"))
     # the mean of 5.0, 5.1 and 5.2, against the ends of our curves: 3.1, 3.2 and 3.3
     assert (found["cleanrl"]["mean"], found["cleanrl"]["seeds"]) == (pytest.approx(5.1), 3)
     assert found["a"]["mean"] == pytest.approx(3.2)
@@ -61,42 +55,43 @@ def test_published_training_returns_are_compared_with_the_last_values_of_our_lea
         "Other people's results, measured by them: CleanRL's training returns. "
         "Left out, without an experiment here: Ant-v4."
     )
-    assert main(["compare", "--with", "cleanrl.csv"]) == 0
-    text = capsys.readouterr().out
+    text = printed("compare", "--with", "cleanrl.csv")
     assert re.search(r"^cleanrl +3 +5\.1 ", text, re.MULTILINE)
     assert "cleanrl (5.1) did better than a (3.2) on these seeds" in text
     assert "cleanrl: Other people's results, measured by them: CleanRL's training returns." in text
 
 
-def test_published_evaluation_returns_are_compared_with_our_evaluation_returns(root, capsys):
+def test_published_evaluation_returns_are_compared_with_our_evaluation_returns(root, printed):
     Path("xqc.csv").write_text("# returns: evaluation\n" + HEAD + rows("ball", level=20))
-    found = compared(capsys, "--with", "xqc.csv", "--note", "ten episodes, no exploration")
+    words = "--with", "xqc.csv", "--note", "ten episodes, no exploration", "--json"
+    found = by_name(printed("compare", *words))
     assert found["a"]["score"] == "evaluated"
     assert found["a"]["mean"] == 12
     assert found["xqc"]["mean"] == pytest.approx(20.1)
     assert "measured by them: ten episodes, no exploration." in found["xqc"]["note"]
 
 
-def test_compare_accepts_several_published_files_with_columns_in_any_order(root, capsys):
+def test_compare_accepts_several_published_files_with_columns_in_any_order(root, printed):
     Path("one.csv").write_text(HEAD + rows())
     Path("two.csv").write_text("# note: x\n\nvalue, Step,SEED,environment\n7,1000,4,Ball\n")
-    found = compared(capsys, "--with", "one.csv", "--with", "two.csv")
+    found = by_name(printed("compare", "--with", "one.csv", "--with", "two.csv", "--json"))
     assert (found["two"]["mean"], found["two"]["seeds"]) == (7, 1)
     assert "one" in found
 
 
-def test_published_file_may_name_its_environment_by_a_gymnasium_id(root, capsys):
+def test_published_file_may_name_its_environment_by_a_gymnasium_id(root, printed):
     params_of(root, sections=GYM, hopper={"environment": "hop"}, behavior="Hopper")
     left(root, "evaluate", "hopper/seed1", metrics={"Hopper": {"mean_return": 1.0}})
     left(root, "train", "hopper/seed1", progress="Hopper,1000,2\n")
     Path("zoo.csv").write_text(HEAD + rows("Hopper-v4"))
-    assert compared(capsys, "--with", "zoo.csv")["zoo"]["behavior"] == "Hopper"
+    found = by_name(printed("compare", "--with", "zoo.csv", "--json"))
+    assert found["zoo"]["behavior"] == "Hopper"
 
 
-def test_report_shows_learning_curves_and_the_note_of_a_published_file(root, capsys):
+def test_report_shows_learning_curves_and_the_note_of_a_published_file(root, printed):
     Path("cleanrl.csv").write_text(HEAD + rows())
-    assert main(["compare", "--with", "cleanrl.csv", "-o", "pages"]) == 0
-    assert "Wrote pages/report.html." in capsys.readouterr().out
+    printed_text = printed("compare", "--with", "cleanrl.csv", "-o", "pages")
+    assert "Wrote pages/report.html." in printed_text
     page = Path("pages/report.md").read_text()
     note = "Other people's results, measured by them: CleanRL's training returns."
     assert f"**cleanrl**: seeds 0, 1, 2. {note}" in page
@@ -154,9 +149,7 @@ def test_compare_refuses_a_file_named_like_an_experiment_and_contradicting_optio
     assert "pages: exists and is not empty" in refused("compare", "-o", "pages")
 
 
-def test_published_file_must_name_a_behavior_if_the_environment_has_several_behaviors(
-    root, refused, capsys
-):
+def test_published_file_must_name_a_behavior_of_an_environment_with_several(root, refused):
     for seed in (1, 2, 3):
         both = {name: {"mean_return": 1.0} for name in ("Ball", "Bat")}
         left(root, "evaluate", f"a/seed{seed}", metrics=both)

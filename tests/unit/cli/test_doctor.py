@@ -23,9 +23,8 @@ experiments: {{}}
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch, capsys):
+def told(here: Path, monkeypatch, capsys):
     """Run `pipeline doctor` in an empty folder without the torch check; return code and lines."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_MLFLOW", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setitem(doctor.CHECKS, "torch", lambda _: "2")
@@ -51,10 +50,8 @@ def test_doctor_shows_an_error_once_if_several_checks_find_the_same_error(told, 
     code, lines = told()
     assert code == 1
     assert [name for name, line in lines.items() if line.startswith("TO DO")] == ["project"]
-    assert [name for name, line in lines.items() if "fix project first" in line] == [
-        "Unity",
-        "builds",
-    ]
+    unchecked = [name for name, line in lines.items() if "fix project first" in line]
+    assert unchecked == ["Unity", "builds"]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +99,7 @@ def test_doctor_reports_old_python_full_disk_and_missing_package(told, monkeypat
         ({"mujoco": "4.0.1", "mujoco-core": "4.0.1"}, None, True),
     ],
 )
-def test_doctor_reports_mixed_versions_of_mujoco_packages(
-    versions, loaded, is_mixed, told, monkeypatch
-):
+def test_doctor_reports_mixed_mujoco_versions(versions, loaded, is_mixed, told, monkeypatch):
     """MuJoCo 4 came in parts, which an upgrade by pip leaves incomplete."""
 
     def version(name: str) -> str:
@@ -144,10 +139,9 @@ def test_doctor_reports_an_occupied_editor_port(monkeypatch):
             doctor._ports(Path())
 
 
-def test_completion_script_completes_commands_options_and_files(capsys, tmp_path: Path):
-    assert cli.main(["completion", "bash"]) == 0
+def test_completion_script_completes_commands_options_and_files(printed, tmp_path):
     script = tmp_path / "pipeline.sh"
-    script.write_text(capsys.readouterr().out)
+    script.write_text(printed("completion", "bash"))
     (tmp_path / "some.onnx").touch()
 
     def completed(*words: str) -> list[str]:
@@ -162,16 +156,11 @@ def test_completion_script_completes_commands_options_and_files(capsys, tmp_path
     assert "some.onnx" in completed("pipeline", "evaluate", "some")
 
 
-def test_completion_refuses_an_unknown_shell(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["completion", "csh"])
-    assert exit_info.value.code == 2
-    assert "invalid choice: 'csh'" in capsys.readouterr().err
+def test_completion_refuses_an_unknown_shell(refused):
+    assert "invalid choice: 'csh'" in refused("completion", "csh")
 
 
-def test_doctor_names_installed_packages_whose_versions_differ_from_the_lock_files(
-    tmp_path, monkeypatch
-):
+def test_doctor_names_packages_whose_versions_differ_from_the_lock_files(tmp_path, monkeypatch):
     assert doctor._locks(Path(__file__).parents[3]) == doctor._locks(tmp_path), "those of the code"
     (tmp_path / "locks").mkdir()
     version = metadata.version("numpy")

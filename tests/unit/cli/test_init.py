@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cli import main as cli
 from pipeline.cli.init import Behavior, dvc_yaml, template, trainer_of
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
@@ -28,10 +27,8 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (
-            behavior(VECTOR),
-            {"trainer_type": "ppo", "vis_encode_type": "simple", "hidden_units": 64},
-        ),
+        (behavior(VECTOR), {"trainer_type": "ppo", "vis_encode_type": "simple"}),
+        (behavior(VECTOR), {"trainer_type": "ppo", "hidden_units": 64}),
         (behavior(IMAGE, actions=CHOOSE), {"vis_encode_type": "nature_cnn", "normalize": False}),
         (behavior(ObservationSpec.visual(1, 20, 30)), {"vis_encode_type": "simple"}),
         (behavior(ObservationSpec.visual(4, 7, 7)), {"vis_encode_type": "match3"}),
@@ -53,26 +50,19 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(VECTOR, actions=CHOOSE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
     ],
 )
-def test_init_chooses_trainer_settings_that_fit_observations_and_actions(
-    given: Behavior, expected: dict
-):
+def test_init_chooses_trainer_settings_that_fit_observations_and_actions(given, expected):
     trainer = "sac" if expected.get("trainer_type") == "sac" else None
     settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given, trainer)}})
-    behavior_settings = settings.behaviors["B"]
+    chosen = settings.behaviors["B"]
     for key, value in expected.items():
-        parts = (
-            behavior_settings,
-            behavior_settings.hyperparameters,
-            behavior_settings.network_settings,
-        )
+        parts = chosen, chosen.hyperparameters, chosen.network_settings
         assert next(getattr(part, key) for part in parts if hasattr(part, key)) == value
-    assert (behavior_settings.self_play is not None) == (given.n_teams > 1)
+    assert (chosen.self_play is not None) == (given.n_teams > 1)
 
 
 @pytest.mark.parametrize("name", ["balance_ball", "grid_world"])
-def test_init_writes_valid_xqc_settings(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["init", "own", "--env", name, "--trainer", "xqc"]) == 0
+def test_init_writes_valid_xqc_settings(name, here, printed):
+    printed("init", "own", "--env", name, "--trainer", "xqc")
     (behavior_settings,) = load_run_settings(f"own/config/{name}.yaml").behaviors.values()
     ours = load_run_settings(ROOT / "config/xqc/3DBall.yaml").behaviors["3DBall"]
     network = behavior_settings.network_settings
@@ -81,12 +71,9 @@ def test_init_writes_valid_xqc_settings(name, tmp_path, monkeypatch, capsys):
     for key in ("batch_size", "buffer_init_steps", "learning_rate", "tau", "critic"):
         assert getattr(h, key) == getattr(ours.hyperparameters, key)
     assert list(behavior_settings.contrary_sizes()) == []
-    capsys.readouterr()
 
 
-def test_init_chooses_xqc_for_one_agent_in_a_slow_continuous_environment(
-    tmp_path, monkeypatch, capsys
-):
+def test_init_chooses_xqc_for_one_agent_in_a_slow_environment(here, monkeypatch, printed):
     class Slow:
         def __init__(self):
             self._simulator = registry.make("balance_ball", seed=1, n_agents=1)
@@ -99,17 +86,13 @@ def test_init_chooses_xqc_for_one_agent_in_a_slow_continuous_environment(
             return self._simulator.step(actions)
 
     monkeypatch.setattr("pipeline.api.make_env", lambda *_, **__: InProcessEnvironment(Slow()))
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["init", "own", "--env", "balance_ball"]) == 0
-    out = capsys.readouterr().out
+    out = printed("init", "own", "--env", "balance_ball")
     assert re.search(r"3DBall with 1 agents, .*2 continuous, \d+\.\d ms for a step\.", out)
     assert list(load_params("own/params.yaml").experiments) == ["balance_ball_xqc"]
 
 
-def test_init_sets_one_environment_copy_for_xqc(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["init", "own", "--gymnasium", "Pendulum-v1", "--trainer", "xqc"]
-    assert cli.main(words) == 0, capsys.readouterr().err
+def test_init_sets_one_environment_copy_for_xqc(here, printed):
+    printed("init", "own", "--gymnasium", "Pendulum-v1", "--trainer", "xqc")
     params = load_params("own/params.yaml")
     (environment,) = params.environments.values()
     assert environment.copies == 1
@@ -117,20 +100,19 @@ def test_init_sets_one_environment_copy_for_xqc(tmp_path, monkeypatch, capsys):
     assert behavior_settings.hyperparameters.steps_per_update == 1
 
 
-def test_init_with_demonstrations_adds_the_pretrain_stage(tmp_path, monkeypatch, refused, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_init_with_demonstrations_adds_the_pretrain_stage(here, monkeypatch, refused, printed):
     words = ["own", "--env", "balance_ball", "--demo"]
     assert "--demo: no.demo does not exist" in refused("init", *words, "no.demo")
     Path("played.demo").write_bytes(b"")
-    assert cli.main(["init", *words, "played.demo"]) == 0, capsys.readouterr().err
+    printed("init", *words, "played.demo")
     params = load_params("own/params.yaml")
     assert params.demonstrations["balance_ball_demo"].file == "../played.demo"
     (experiment,) = params.experiments.values()
     assert experiment.stages == ("pretrain", "train", "export", "evaluate")
     assert experiment.demonstrations == "balance_ball_demo"
     assert experiment.pretrain is not None
-    monkeypatch.chdir(tmp_path / "own")
-    assert cli.main(["plan"]) == 0
+    monkeypatch.chdir(here / "own")
+    printed("plan")
 
 
 def test_project_dvc_yaml_equals_repository_dvc_yaml_without_source_folders():
@@ -160,19 +142,17 @@ def steps(settings) -> int:
     "words",
     [["--env", "balance_ball"], ["--env", "cart_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
 )
-def test_project_made_by_init_has_a_valid_plan(
-    words: list[str], tmp_path: Path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/cart_env.py").write_text(
+def test_project_made_by_init_has_a_valid_plan(words, here, monkeypatch, printed):
+    own = here / "own"
+    own.mkdir()
+    (own / "cart_env.py").write_text(
         "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
     )
-    (tmp_path / "own/.gitignore").write_text("mine\n")
-    (tmp_path / "own/README.md").write_text("mine\n")
-    assert cli.main(["init", "own", *words]) == 0, capsys.readouterr().err
-    params = load_params(tmp_path / "own/params.yaml")
-    monkeypatch.chdir(tmp_path / "own")
+    (own / ".gitignore").write_text("mine\n")
+    (own / "README.md").write_text("mine\n")
+    printed("init", "own", *words)
+    params = load_params(own / "params.yaml")
+    monkeypatch.chdir(own)
     check_plan(params)
     (name,) = params.experiments
     assert steps(params.run_settings(name)) >= 300_000
@@ -180,9 +160,7 @@ def test_project_made_by_init_has_a_valid_plan(
     tried = re.sub(r"(overrides:) \{\}\n +# Does .*\n", r"\1\n", text).replace("    #   ", "      ")
     Path("params.yaml").write_text(tried)
     n_steps = steps(load_params().run_settings(name))
-    capsys.readouterr()
-    assert cli.main(["plan"]) == 0
-    planned = capsys.readouterr().out.splitlines()[-1]
+    planned = printed("plan").splitlines()[-1]
     assert planned == f"To train in all: 1 experiment, 3 runs, {3 * n_steps:,} steps."
     assert n_steps <= 8192
     head, second = tried.split("  # A second experiment, ")
@@ -197,34 +175,25 @@ def test_project_made_by_init_has_a_valid_plan(
     ]
     (rate,), (lower,) = rates
     assert lower == pytest.approx(rate / 3, rel=0.2)
-    assert cli.main(["plan"]) == 0
-    planned = capsys.readouterr().out.splitlines()[-1]
+    planned = printed("plan").splitlines()[-1]
     assert planned.startswith("To train in all: 2 experiments, 6 runs, ")
-    assert (tmp_path / "own/.gitignore").read_text().startswith("mine\n\n__pycache__")
-    assert (tmp_path / "own/README.md").read_text() == "mine\n"
-    assert str(tmp_path) not in (tmp_path / "own/params.yaml").read_text()
-    assert (tmp_path / "own/.git").is_dir()
+    assert Path(".gitignore").read_text().startswith("mine\n\n__pycache__")
+    assert Path("README.md").read_text() == "mine\n"
+    assert str(here) not in Path("params.yaml").read_text()
+    assert Path(".git").is_dir()
 
 
-def test_init_says_that_the_default_environment_is_an_example(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["init", "example"]) == 0
-    assert (
-        "balance_ball is an example; give your own environment by --env" in capsys.readouterr().out
-    )
-    assert cli.main(["init", "asked", "--env", "balance_ball"]) == 0
-    assert "example" not in capsys.readouterr().out
+def test_init_says_that_the_default_environment_is_an_example(here, printed):
+    text = "balance_ball is an example; give your own environment by --env"
+    assert text in printed("init", "example")
+    assert "example" not in printed("init", "asked", "--env", "balance_ball")
 
 
-def test_init_names_the_environment_of_a_unity_build_after_the_project_folder(
-    tmp_path: Path, monkeypatch, fake, capsys
-):
+def test_init_names_the_environment_of_a_unity_build_after_the_project_folder(here, fake, printed):
     program = fake()
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["init", "game", "--unity", program.name]) == 0, capsys.readouterr().err
-    ((name, environment),) = load_params(tmp_path / "game/params.yaml").environments.items()
+    assert "Echo with" in printed("init", "game", "--unity", program.name)
+    ((name, environment),) = load_params(here / "game/params.yaml").environments.items()
     assert (name, environment.path) == ("game", "../fake")
-    assert "Echo with" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -239,20 +208,11 @@ def test_init_names_the_environment_of_a_unity_build_after_the_project_folder(
         (["new", "--env", "a", "--unity", "b"], "not allowed with argument"),
     ],
 )
-def test_init_refuses_invalid_arguments_and_leaves_no_files(
-    words: list[str], said: str, tmp_path: Path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/params.yaml").write_text("mine\n")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "project/ProjectSettings").mkdir(parents=True)
-    try:
-        code = cli.main(["init", *words])
-    except SystemExit as exit_error:
-        code = exit_error.code
-    error = capsys.readouterr().err
-    assert (code, error.count("error: ")) == (2, 1)
-    assert said in error
-    assert not (tmp_path / "new").exists()
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["params.yaml"]
+def test_init_refuses_invalid_arguments_and_leaves_no_files(words, said, here, refused):
+    (here / "there").mkdir()
+    (here / "there/params.yaml").write_text("mine\n")
+    (here / "file").write_text("")
+    (here / "project/ProjectSettings").mkdir(parents=True)
+    assert said in refused("init", *words)
+    assert not (here / "new").exists()
+    assert [path.name for path in (here / "there").iterdir()] == ["params.yaml"]

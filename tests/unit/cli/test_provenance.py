@@ -9,8 +9,8 @@ import onnx
 import pytest
 from made_archives import zipped
 from repositories import commit, git
+from small_project import left
 
-from pipeline.cli.main import main
 from pipeline.cli.provenance import commit_with
 from pipeline.dag import provenance, sources
 from pipeline.dag.attempt import digest_of
@@ -30,51 +30,49 @@ def tree(tmp_path: Path) -> Path:
     (root / "build/env/ball/program").write_text("program")
     (root / ".gitignore").write_text("build\n")
     git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-q", "-m", "first")
+    commit(root, "first")
     return root
 
 
 def record(tree: Path, **changes) -> provenance.Record:
     """Return a record as `pipeline learn` writes it, with an input whose path is known."""
-    ids = sources.ids(tree / "src", (tree / "src").rglob("*.py"))
+    ball = tree / "build/env/ball"
+    entry = {"name": "ball", "path": "build/env/ball", "sha256": digest_of(ball)}
     values = {
         "stage": "learn",
         "run": "first",
         "seed": 7,
         "parameters": {"learning_rate": 3e-4},
         "parameters_sha256": "p",
-        "inputs": {
-            "environment": {
-                "name": "ball",
-                "path": "build/env/ball",
-                "sha256": digest_of(tree / "build/env/ball"),
-            }
-        },
+        "inputs": {"environment": entry},
         "versions": provenance.versions(),
         "code_sha256": "c",
-        "sources": ids,
+        "sources": sources.ids(tree / "src", (tree / "src").rglob("*.py")),
     }
     return values | changes
 
 
 def model(path: Path, *history: provenance.Record, graph: str = "g") -> Path:
     """Write an ONNX file, with the records of `history` if there are any."""
-    graph_input = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    graph_output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    ends = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    proto = onnx.helper.make_model(
-        onnx.helper.make_graph([node], graph, [graph_input], [graph_output])
-    )
+    made = onnx.helper.make_graph([node], graph, *([end] for end in ends))
+    proto = onnx.helper.make_model(made)
     if history:
         proto.metadata_props.add(key=provenance.KEY, value=provenance.text(history))
     path.write_bytes(proto.SerializeToString())
     return path
 
 
-def told(capsys, file: Path, tree: Path) -> dict:
-    assert main(["provenance", str(file), "--tree", str(tree), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def told(printed):
+    """Compare a file with a tree; return the command's JSON."""
+    return lambda file, tree: json.loads(printed("provenance", file, "--tree", tree, "--json"))
+
+
+@pytest.fixture
+def diff(printed):
+    return lambda original, changed: printed("provenance", changed, "--diff", original)
 
 
 def test_provenance_finds_the_git_commit_by_the_digests_of_source_files(tree):
@@ -84,14 +82,13 @@ def test_provenance_finds_the_git_commit_by_the_digests_of_source_files(tree):
     file, first = tree / "src/pipeline/a.py", git(tree, "rev-parse", "HEAD")
     assert sources.git_id(file) == git(tree, "hash-object", str(file))
     (tree / "README.md").write_text("words")
-    git(tree, "add", "-A")
-    git(tree, "commit", "-q", "-m", "words")
+    commit(tree, "words")
     assert found()[0] == first
     file.write_text("a = 2\n")
-    commit, words = found()
-    assert commit is None
+    commit_id, words = found()
+    assert commit_id is None
     assert "not committed" in words
-    git(tree, "commit", "-qam", "code")
+    commit(tree, "code")
     assert found()[0] == git(tree, "rev-parse", "HEAD")
     file.write_text("a = 1\n")
     assert found()[0] == first, "an earlier state again"
@@ -100,36 +97,29 @@ def test_provenance_finds_the_git_commit_by_the_digests_of_source_files(tree):
 def test_provenance_knows_no_commit_without_a_git_repository(tmp_path):
     assert "no git repository" in commit_with(tmp_path, {})[1]
     git(tmp_path, "init", "-q")
-    assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
-    (tmp_path / "params.yaml").touch()
-    commit(tmp_path, "a project of `pipeline init`")
-    assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
+    for name in ("src", "params.yaml"):  # a project of `pipeline init` has no src
+        assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
+        (tmp_path / "params.yaml").write_text(name)
+        commit(tmp_path, "a project of `pipeline init`")
 
 
-def test_provenance_prints_run_seed_parameters_digests_and_interruptions(tree, tmp_path, capsys):
+def test_provenance_prints_run_seed_parameters_digests_and_interruptions(tree, tmp_path, printed):
     made_by = record(tree)
     assert provenance.interrupted(made_by, []) == made_by
-    for entry, texts in (
-        (
-            made_by,
-            [
-                "run        first, seed 7",
-                f"commit     {git(tree, 'rev-parse', 'HEAD')}",
-                "learning_rate = 0.0003",
-                f"environment ball  sha256 {digest_of(tree / 'build/env/ball')}",
-                "same     code\n",
-                "No compared value differs",
-            ],
-        ),
-        (
-            provenance.interrupted(made_by, [1200, 3400]),
-            ["interrupted at steps 1200, 3400, not exact", "differs  interruptions of learn"],
-        ),
+    out = printed("provenance", model(tmp_path / "m.onnx", made_by), "--tree", tree)
+    for text in (
+        "run        first, seed 7",
+        f"commit     {git(tree, 'rev-parse', 'HEAD')}",
+        "learning_rate = 0.0003",
+        f"environment ball  sha256 {digest_of(tree / 'build/env/ball')}",
+        "same     code\n",
+        "No compared value differs",
     ):
-        file = model(tmp_path / "m.onnx", entry)
-        assert main(["provenance", str(file), "--tree", str(tree)]) == 0
-        out = capsys.readouterr().out
-        assert [text for text in texts if text not in out] == []
+        assert text in out
+    interrupted = provenance.interrupted(made_by, [1200, 3400])
+    out = printed("provenance", model(tmp_path / "m.onnx", interrupted), "--tree", tree)
+    assert "interrupted at steps 1200, 3400, not exact" in out
+    assert "differs  interruptions of learn" in out
 
 
 @pytest.mark.parametrize(
@@ -153,26 +143,21 @@ def test_provenance_prints_run_seed_parameters_digests_and_interruptions(tree, t
         ({"stage": "train", "experiment": "e"}, "stages\n  learn in the first, train in"),
     ],
 )
-def test_diff_names_the_first_cause_of_a_difference(changes, first, tree, tmp_path, capsys):
+def test_diff_names_the_first_cause_of_a_difference(changes, first, tree, tmp_path, diff):
     original = model(tmp_path / "one.onnx", record(tree))
     changed = model(tmp_path / "two.onnx", record(tree, **changes), graph="other")
-    assert main(["provenance", str(changed), "--diff", str(original)]) == 0
-    assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
+    assert f"The first cause by which they may differ: {first}" in diff(original, changed)
 
 
-def test_diff_of_equal_records_reports_equal_files_or_names_the_machine_as_the_remaining_cause(
-    tree, tmp_path, capsys
-):
+def test_diff_of_equal_records_names_equal_files_or_the_machine(tree, tmp_path, diff):
     original = model(tmp_path / "one.onnx", record(tree))
     same = model(tmp_path / "same.onnx", record(tree))
-    assert main(["provenance", "--diff", str(original), str(same)]) == 0
-    assert "They are the same bytes." in capsys.readouterr().out
+    assert "They are the same bytes." in diff(original, same)
     other = model(tmp_path / "other.onnx", record(tree, run="other"), graph="other")
-    assert main(["provenance", "--diff", str(original), str(other)]) == 0
-    assert "The remaining cause is the machine" in capsys.readouterr().out
+    assert "The remaining cause is the machine" in diff(other, original)
 
 
-def test_diff_of_equal_networks_names_differing_record_fields(tree, tmp_path, capsys):
+def test_diff_of_equal_networks_names_differing_record_fields(tree, tmp_path, diff):
     inputs = record(tree)["inputs"]
     moved = {kind: entry | {"path": "other/ball"} for kind, entry in inputs.items()}
     original = model(tmp_path / "one.onnx", record(tree))
@@ -181,9 +166,7 @@ def test_diff_of_equal_networks_names_differing_record_fields(tree, tmp_path, ca
         ({"inputs": moved}, "record of learn\n  inputs.environment.path: "),
         ({"seed": 8, "run": "other"}, "seed of learn\n  seed: 7, 8\n"),
     ):
-        changed = model(tmp_path / "two.onnx", record(tree, **changes))
-        assert main(["provenance", str(changed), "--diff", str(original)]) == 0
-        out = capsys.readouterr().out
+        out = diff(original, model(tmp_path / "two.onnx", record(tree, **changes)))
         assert "The networks are equal" in out
         assert f"The first difference: {difference}" in out
         assert "The remaining cause is the machine" not in out
@@ -199,46 +182,35 @@ def test_diff_of_equal_networks_names_differing_record_fields(tree, tmp_path, ca
     ],
 )
 def test_diff_names_different_machines_if_both_runs_recorded_their_machine(
-    kernels, portable, cause, tree, tmp_path, capsys
+    kernels, portable, cause, tree, tmp_path, diff
 ):
     made_by = record(tree, stage="train", run="e/seed1", experiment="e", fingerprint="f")
     base_machine = {"portable": portable, "processor": "one", "variables": {}, "torch": "AVX2"}
     files = []
     for name, machine in (("one", base_machine), ("two", {**base_machine, **kernels})):
-        stage_file = tmp_path / name / "results/.work/train/e/seed1/stage.json"
-        stage_file.parent.mkdir(parents=True)
-        stage_file.write_text(json.dumps({"fingerprint": "f", "machine": machine}))
+        stage = {"fingerprint": "f", "machine": machine}
+        left(tmp_path / name, ".work/train", "e/seed1", stage=stage)
         files.append(model(tmp_path / name / "m.onnx", made_by, graph=name))
-    assert main(["provenance", str(files[1]), "--diff", str(files[0])]) == 0
-    out = capsys.readouterr().out
-    if cause is None:
-        assert "No recorded value differs" in out
-    else:
-        assert f"The first cause by which they may differ: {cause}" in out
+    lead = f"The first cause by which they may differ: {cause}"
+    assert ("No recorded value differs" if cause is None else lead) in diff(*files)
 
 
-def test_provenance_reports_edited_sources_and_an_edited_environment_as_different(
-    tree, tmp_path, capsys
-):
+def test_provenance_reports_edited_sources_and_environments_as_different(tree, tmp_path, told):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
     (tree / "src/pipeline/b.py").unlink()
     (tree / "build/env/ball/program").write_text("another")
-    value = told(capsys, file, tree)
+    value = told(file, tree)
     assert value["verdict"] == "differs"
     details = {check["what"]: check["details"] for check in value["checks"]}
-    assert details["code"] == [
-        "src/pipeline/a.py has changed",
-        "src/pipeline/b.py is missing",
-    ]
+    assert details["code"] == ["src/pipeline/a.py has changed", "src/pipeline/b.py is missing"]
     assert details["environment ball"] == ["the content of build/env/ball has changed"]
 
 
-def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree, tmp_path, capsys):
+def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree, tmp_path, told):
     file = model(tmp_path / "m.onnx", record(tree))
-    (tree / "build/env/ball/program").unlink()
-    (tree / "build/env/ball").rmdir()
-    value = told(capsys, file, tree)
+    shutil.rmtree(tree / "build/env/ball")
+    value = told(file, tree)
     verdicts = {check["what"]: check["verdict"] for check in value["checks"]}
     assert (verdicts["environment ball"], value["verdict"]) == ("unknown", "unknown")
 
@@ -250,17 +222,17 @@ def test_input_that_is_missing_from_the_source_tree_is_reported_as_unknown(tree,
         *((name, "not installed") for name in ("a-plug-in-of-others", "", "../numpy")),
     ],
 )
-def test_provenance_reports_packages_that_are_now_installed_in_other_versions(
-    tree, tmp_path, capsys, name, now
+def test_provenance_reports_packages_now_installed_in_other_versions(
+    tree, tmp_path, told, name, now
 ):
     old = provenance.versions() | {name: "1.0.0"}
-    value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
+    value = told(model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
     (check,) = [entry for entry in value["checks"] if entry["what"] == "packages"]
     assert check["verdict"] == "differs"
     assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
 
 
-def test_record_repeats_the_digest_of_a_source_file_only_if_the_file_changed_between_stages(tree):
+def test_record_repeats_the_digest_of_a_source_file_only_if_it_changed_between_stages(tree):
     export_record = record(tree, stage="export")
     export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
     stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
@@ -272,13 +244,9 @@ def learned(folder: Path, **changes) -> provenance.Record:
     folder.mkdir()
     (folder / "walker").write_text("program")
     (folder / "walker.demo").write_text("demonstration")
+    cloning = {"demo_path": str(folder / "walker.demo")}
     values = {
-        "behaviors": {
-            "Walker": {
-                "trainer_type": "ppo",
-                "behavioral_cloning": {"demo_path": str(folder / "walker.demo")},
-            }
-        },
+        "behaviors": {"Walker": {"trainer_type": "ppo", "behavioral_cloning": cloning}},
         "env_settings": {"env_path": str(folder / "walker")},
         "checkpoint_settings": {"run_id": "walk", "results_dir": str(folder)},
     }
@@ -289,11 +257,8 @@ def test_record_of_a_policy_trained_by_learn_has_digests_and_no_paths(tmp_path):
     first, second = learned(tmp_path / "one"), learned(tmp_path / "two")
     assert provenance.text([first]) == provenance.text([second])
     assert str(tmp_path) not in provenance.text([first])
-    assert (first["run"], first["seed"], first["inputs"]["environment"]["name"]) == (
-        "walk",
-        3,
-        "walker",
-    )
+    found = first["run"], first["seed"], first["inputs"]["environment"]["name"]
+    assert found == ("walk", 3, "walker")
     demonstrations = first["inputs"]["demonstrations of Walker (behavioral_cloning)"]
     assert demonstrations["name"] == "walker.demo"
     assert len(demonstrations["sha256"]) == 64
@@ -358,11 +323,11 @@ def test_damaged_provenance_record_is_refused_in_one_line(damage, tree, tmp_path
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
 def test_no_file_is_read_for_a_provenance_record_with_a_path_outside_of_the_source_tree(
-    path, tree, tmp_path, capsys
+    path, tree, tmp_path, told
 ):
     (tmp_path / "outside").write_text("secret")
     entry = {"name": "ball", "path": path, "sha256": "0"}
-    facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
+    facts = told(model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
     (check,) = (row for row in facts["checks"] if row["what"] == "env ball")
     assert check["verdict"] == "unknown"
 
@@ -395,24 +360,21 @@ def project(folder: Path) -> Path:
     ],
 )
 def test_provenance_compares_a_policy_with_the_project_that_contains_the_policy_file(
-    make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
+    make, inside, heading, conclusion, tree, tmp_path, printed, monkeypatch
 ):
     """Regression: for a file of another project, the present tree was said to differ."""
-    theirs, here = tmp_path / "theirs", tmp_path / "mine"
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     make(theirs)
-    here.mkdir()
-    if inside == "mine":
-        here = project(here / "project")
+    mine.mkdir()
     file = model(theirs / "results/m.onnx", record(tree))
-    monkeypatch.chdir(here)
-    assert main(["provenance", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    monkeypatch.chdir(project(mine / "project") if inside == "mine" else mine)
+    lines = printed("provenance", file).splitlines()
     assert heading.format(theirs=theirs, checkout=checkout()) in lines
     assert lines[-1] == f"{conclusion} make the same file."
 
 
-def test_provenance_accepts_a_project_made_by_pipeline_init(tree, tmp_path, capsys):
+def test_provenance_accepts_a_project_made_by_pipeline_init(tree, tmp_path, told):
     theirs = project(tmp_path / "theirs")
     shutil.copytree(tree / "build", theirs / "build")
-    checks = told(capsys, model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]
+    checks = told(model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]
     assert ("environment ball", "same") in [(check["what"], check["verdict"]) for check in checks]

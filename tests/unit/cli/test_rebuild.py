@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow_runs import client, exported, in_mlflow, in_results
 from PIL import Image
-
-from pipeline.cli import main as cli
+from small_project import left
 
 pytestmark = pytest.mark.slow
 
@@ -63,18 +62,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_rebuild_writes_an_mlflow_row_for_each_run_in_results(project: Path, capsys):
-    assert cli.main(["runs"]) == 2
-    assert "`pipeline runs --rebuild` makes it" in capsys.readouterr().err
-    work = project / "results/.work/train/walk/seed1"
-    work.mkdir(parents=True)
+def test_rebuild_writes_an_mlflow_row_for_each_run_in_results(project: Path, printed, refused):
+    assert "`pipeline runs --rebuild` makes it" in refused("runs")
     facts = {"started_unix_s": 1000.0, "duration_s": 60.0, "seconds": {"total": 4.0}}
-    (work / "stage.json").write_text(json.dumps(facts))
+    left(project, ".work/train", "walk/seed1", stage=facts)
     shutil.copytree(project / "results/train/walk", project / "results/train/gone")
-    assert cli.main(["runs", "--rebuild"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("as in results/") == 2
-    (gone,) = (line.split() for line in printed.splitlines() if line.startswith("gone-1"))
+    table = printed("runs", "--rebuild")
+    assert table.count("as in results/") == 2
+    (gone,) = (line.split() for line in table.splitlines() if line.startswith("gone-1"))
     assert gone[:3] == ["gone-1", "no", "row"]
     uri = f"sqlite:///{project / 'mlflow.db'}"
     files = {place: facts for place, facts in in_results(project).items() if place[0] == "walk"}
@@ -96,14 +91,14 @@ def test_rebuild_writes_an_mlflow_row_for_each_run_in_results(project: Path, cap
 
 
 def test_rebuild_in_a_copied_project_leaves_the_original_mlflow_store_unchanged(
-    project: Path, monkeypatch
+    project: Path, monkeypatch, printed
 ):
-    assert cli.main(["runs", "--rebuild"]) == 0
+    printed("runs", "--rebuild")
     copy = shutil.copytree(project, project.with_name("copy"))
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
     monkeypatch.chdir(copy)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")  # MLflow has set it for this process
-    assert cli.main(["runs", "--rebuild"]) == 0
+    printed("runs", "--rebuild")
     assert (copy / "mlflow.db.1").is_file()
     assert in_mlflow(f"sqlite:///{copy / 'mlflow.db'}") == in_results(copy)
     store = client(copy)
@@ -113,7 +108,6 @@ def test_rebuild_in_a_copied_project_leaves_the_original_mlflow_store_unchanged(
     assert after == before
 
 
-def test_rebuild_refuses_to_replace_an_mlflow_server(project: Path, monkeypatch, capsys):
+def test_rebuild_refuses_to_replace_an_mlflow_server(project: Path, monkeypatch, refused):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    assert cli.main(["runs", "--rebuild"]) == 2
-    assert "MLFLOW_TRACKING_URI names http://127.0.0.1:9" in capsys.readouterr().err
+    assert "MLFLOW_TRACKING_URI names http://127.0.0.1:9" in refused("runs", "--rebuild")

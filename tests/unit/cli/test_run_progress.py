@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from interpreter import python
 
 from pipeline.cli import compare, run
-from pipeline.cli import main as cli
 from pipeline.cli.progress import Screen
 from pipeline.dag.graph import Graph, Job, graph_of
 from pipeline.settings.project.params import load_params
@@ -24,14 +21,11 @@ from pipeline.tracking.sinks import TrackedRun, standard_sinks
 ENV, REPORT = Job("env", "ball"), Job("report", "all")
 A, B = Job("train", "ppo/seed1"), Job("train", "ppo/seed2")
 GRAPH = Graph(
-    before={
-        ENV: frozenset(),
-        A: frozenset({ENV}),
-        B: frozenset({ENV}),
-        REPORT: frozenset({ENV, A, B}),
-    },
+    before={ENV: frozenset(), A: frozenset({ENV}), B: frozenset({ENV}),
+            REPORT: frozenset({ENV, A, B})},
     names={"env@ball": ENV, "train@ppo-1": A, "train@ppo-2": B, "report": REPORT},
-)
+)  # fmt: skip
+PARAMS = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"
 
 
 def told(job: Job, at: float, **facts: object) -> dict[str, object]:
@@ -49,14 +43,8 @@ class Shown:
     def __init__(self, folder: Path, *waiting: Job, stream=None, **more):
         self.events, self.stream, self.now = folder / "events", stream or io.StringIO(), 0.0
         self.events.touch()
-        self.screen = Screen(
-            GRAPH,
-            set(waiting or GRAPH.before),
-            self.events,
-            stream=self.stream,
-            clock=lambda: self.now,
-            **more,
-        )
+        more |= {"stream": self.stream, "clock": lambda: self.now}
+        self.screen = Screen(GRAPH, set(waiting or GRAPH.before), self.events, **more)
 
     def take(self, job: Job, at: float, **facts: object) -> list[str]:
         """Return the lines after an event."""
@@ -79,8 +67,7 @@ def test_progress_ignores_stages_that_a_user_has_added(tmp_path: Path):
     )
     ours = (Path(__file__).resolve().parents[3] / "dvc.yaml").read_text()
     (tmp_path / "dvc.yaml").write_text(ours + user_stages)
-    text = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"
-    (tmp_path / "params.yaml").write_text(text)
+    (tmp_path / "params.yaml").write_text(PARAMS)
     graph = graph_of(load_params(tmp_path / "params.yaml"), tmp_path)
     assert graph.names == {"env@ball": ENV, "report": REPORT}
 
@@ -206,9 +193,7 @@ def test_a_stage_writes_events_of_start_progress_and_end(events, tmp_path, error
     assert facts == [3, 9, 2.0, None]
 
 
-def test_stage_without_pipeline_run_writes_no_progress_events_and_prints_normally(
-    tmp_path, monkeypatch
-):
+def test_stage_without_pipeline_run_writes_no_progress_events(tmp_path, monkeypatch):
     monkeypatch.delenv(stage_side.FILE, raising=False)
     monkeypatch.setenv("DVC_STAGE", "train@ppo-1")
     with stage_side.reporting("train", "ppo/seed1", tmp_path):
@@ -261,16 +246,10 @@ except Interrupted as error:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_until_the_engine_has_ended(
-    tmp_path, name
-):
+def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_for_its_end(tmp_path, name):
     (tmp_path / "engine.py").write_text(ENGINE)
-    completed = subprocess.run(  # noqa: S603  # this interpreter
-        [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],
-        cwd=tmp_path,
-        check=False,
-        timeout=60,
-    )
+    program = PARENT.replace("SIG)", f"{name})")
+    completed = python("-c", program, cwd=tmp_path, check=False, timeout=60)
     assert completed.returncode == 128 + getattr(signal, name)
     assert (tmp_path / "stops").read_text() == "x"
 
@@ -288,7 +267,7 @@ def test_pipeline_run_passes_a_signal_to_the_engine_once_and_waits_until_the_eng
     ],
 )
 def test_run_reports_that_everything_is_up_to_date_only_if_no_stage_ran(
-    changed, begun, said, tmp_path, monkeypatch, capsys
+    changed, begun, said, here, monkeypatch, printed
 ):
     def watched(command, root, variables, output, update):
         with Path(variables[stage_side.FILE]).open("a") as events:
@@ -296,12 +275,9 @@ def test_run_reports_that_everything_is_up_to_date_only_if_no_stage_ran(
         update()
         return 0
 
-    text = "environments:\n  ball: {source: builtin, name: balance_ball}\nexperiments: {}\n"
-    (tmp_path / "params.yaml").write_text(text)
-    (tmp_path / "workflow").mkdir()
-    monkeypatch.chdir(tmp_path)
+    (here / "params.yaml").write_text(PARAMS)
+    (here / "workflow").mkdir()
     monkeypatch.setattr(run, "_changed", lambda *_: changed)
     monkeypatch.setattr(run, "_run_engine", watched)
     monkeypatch.setattr(compare, "answer", lambda *_: "table")
-    assert cli.main(["run"]) == 0
-    assert capsys.readouterr().out == said
+    assert printed("run") == said

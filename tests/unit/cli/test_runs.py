@@ -32,16 +32,16 @@ def tell(root: Path, name: str | None, revision: str | None = None) -> str:
         return run(argparse.Namespace(run=name, at=revision, exact=False, rebuild=False))
 
 
+def commit_lock(root: Path, message: str) -> None:
+    git(root, "add", "dvc.lock")
+    git(root, "commit", "-qm", message)
+
+
 def trained(root: Path, weights: bytes) -> tuple[str, str]:
     """Write a training's MLflow row, and commit its dvc.lock; return run id and revision."""
-    key = RunKey(
-        experiment="walk",
-        seed=1,
-        stage="train",
-        fingerprint=str(weights),
-        root=root,
-        tags={"mlflow.source.git.commit": "c0de"},
-    )
+    tags = {"mlflow.source.git.commit": "c0de"}
+    names = {"experiment": "walk", "seed": 1, "stage": "train"}
+    key = RunKey(**names, fingerprint=str(weights), root=root, tags=tags)
     (root / POLICY).parent.mkdir(parents=True, exist_ok=True)
     (root / POLICY).write_bytes(weights)
     with_row = MlflowRun(key)
@@ -50,8 +50,7 @@ def trained(root: Path, weights: bytes) -> tuple[str, str]:
     assert with_row.run_id is not None
     digest = dvc_digest(root / POLICY)
     (root / "dvc.lock").write_text(LOCK.format(path=POLICY.as_posix(), digest=digest))
-    git(root, "add", "dvc.lock")
-    git(root, "commit", "-qm", f"with {weights.decode()}")
+    commit_lock(root, f"with {weights.decode()}")
     return with_row.run_id, git(root, "rev-parse", "HEAD")
 
 
@@ -95,12 +94,10 @@ def test_dvc_lock_may_exceed_the_size_limit_of_settings_files(tmp_path: Path):
     row, _ = trained(root, b"first")
     with (root / "dvc.lock").open("a") as lock:
         lock.write(stage.replace("train@walk-1", "other").replace("python", "x" * 4_000_000))
-    git(root, "add", "dvc.lock")
-    git(root, "commit", "-qm", "long")
+    commit_lock(root, "long")
     assert row in tell(root, None, revision="HEAD")
     (root / "dvc.lock").write_text("stages: {")
-    git(root, "add", "dvc.lock")
-    git(root, "commit", "-qm", "broken")
+    commit_lock(root, "broken")
     with pytest.raises(PipelineError, match=r"dvc\.lock of git revision 'HEAD' cannot be read"):
         tell(root, None, revision="HEAD")
 
@@ -125,9 +122,7 @@ def test_command_runs_refuses_an_unknown_run_or_git_revision(project):
         tell(root, None, revision="nowhere")
 
 
-def test_command_runs_without_an_mlflow_store_names_the_command_that_makes_the_store(
-    tmp_path: Path,
-):
+def test_command_runs_without_an_mlflow_store_names_the_command_that_makes_it(tmp_path):
     with pytest.raises(PipelineError, match="there are no runs yet: run `pipeline run`"):
         tell(tmp_path, None)
     assert not (tmp_path / "mlflow.db").exists()

@@ -10,7 +10,6 @@ import yaml
 from interpreter import python
 from onnx import TensorProto, helper
 
-from pipeline.cli import main as cli
 from pipeline.settings.yaml_file import dump_yaml
 
 POLICY = "Echo.onnx"
@@ -37,9 +36,9 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_model_card_describes_the_run_and_is_not_written_over_an_existing_file(
-    trained, tmp_path: Path, refused
+    trained, tmp_path: Path, refused, printed
 ):
-    assert cli.main(["card", "results/first", "-o", "card", "--license", "cc-by-4.0"]) == 0
+    printed("card", "results/first", "-o", "card", "--license", "cc-by-4.0")
     text = (tmp_path / "card/README.md").read_text()
     _, front, body = text.split("---\n", 2)
     meta = yaml.safe_load(front)
@@ -53,10 +52,9 @@ def test_model_card_describes_the_run_and_is_not_written_over_an_existing_file(
     assert (tmp_path / "card/learning_Echo.png").stat().st_size > 1000
     assert (tmp_path / "card" / POLICY).read_bytes() == (trained / POLICY).read_bytes()
     assert str(tmp_path) not in body
-    assert cli.main(["card", "results/first", "--license", "cc-by-4.0"]) == 0
+    printed("card", "results/first", "--license", "cc-by-4.0")
     assert (tmp_path / "cards/first/README.md").read_text() == text
-    error = refused("card", "results/first", "-o", "card")
-    assert "exists and is not empty" in error
+    assert "exists and is not empty" in refused("card", "results/first", "-o", "card")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +73,7 @@ def test_model_card_describes_the_run_and_is_not_written_over_an_existing_file(
         (["pull", "me/card"], "card: exists and is not empty"),
     ],
 )
-def test_card_push_and_pull_report_mistakes_in_one_line(
-    words: list[str], said: str, folder, tmp_path, refused
-):
+def test_card_push_and_pull_report_mistakes_in_one_line(words, said, folder, tmp_path, refused):
     (tmp_path / "results/none").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/README.md").write_text("# A checkout, with secrets\n")
@@ -121,9 +117,7 @@ def test_pushed_policy_is_pulled_with_the_same_bytes(trained: Path, tmp_path: Pa
         push = "from pipeline.__main__ import mlagents_push_to_hf as main"
         load = "from pipeline.__main__ import mlagents_load_from_hf as main"
         push_options = ["--run-id=first", "--local-dir", "results/first", "--repo-id", "me/first"]
-        assert run(*push_options, module=push).startswith("0 Pushed"), run(
-            *push_options, module=push
-        )
+        assert run(*push_options, module=push).startswith("0 Pushed")
         assert "configuration.yaml" in hub.repos["me/first"]
         load_options = ["--repo-id", "me/first", "--local-dir", "down"]
         assert run(*load_options, module=load).startswith("0 down/first: Echo.onnx")

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from pipeline import machine
-from pipeline.cli.main import main
 from pipeline.cli.timers import read
 
 
@@ -39,9 +38,8 @@ def file(tmp_path):
     return path
 
 
-def test_timers_print_the_share_of_each_part_of_a_run_and_the_unmeasured_rest(file, capsys):
-    assert main(["timers", str(file.parents[1])]) == 0, "a run's folder stands for its file"
-    lines = capsys.readouterr().out.splitlines()
+def test_timers_print_the_share_of_each_part_of_a_run_and_the_unmeasured_rest(file, printed):
+    lines = printed("timers", file.parents[1]).splitlines()  # the folder of the run
     shares = {words[0]: words[1:4] for words in map(str.split, lines) if len(words) > 3}
     assert shares["environment"] == ["60.0", "s", "60%"]
     assert shares["update"] == ["20.0", "s", "20%"]
@@ -64,7 +62,7 @@ def test_timers_predict_the_speed_up_from_the_measured_times_of_the_parts_of_a_r
     assert read(file).after(threaded=True) == pytest.approx(180 / 120), "the longer of both counts"
 
 
-def test_timers_predict_no_gain_from_threaded_if_an_update_is_shorter_than_a_step(file, capsys):
+def test_timers_predict_no_gain_from_threaded_if_an_update_is_shorter_than_a_step(file, printed):
     """SAC has one update for each step, so `threaded` gains nothing."""
     content = tree(**TIMES)
     parts = content["children"]["TrainerController.start_learning"]["children"]
@@ -75,16 +73,13 @@ def test_timers_predict_no_gain_from_threaded_if_an_update_is_shorter_than_a_ste
     between, works = 2 * 8 + 5 + 4 * 2, 60 + 5 + 20
     assert times.after(n_times=4) == pytest.approx(400 / (between + 4 * (5 + 20)))
     assert works + between / 2 < between + 4 * (5 + 20)
-    assert main(["timers", str(file)]) == 0
-    out = capsys.readouterr().out
+    out = printed("timers", file)
     assert "threaded" not in out
     assert "60.0 ms an exchange" in out
 
 
 @pytest.mark.parametrize(("threaded", "ratio"), [(True, 1.0), (False, 100 / 80)])
-def test_timers_predict_a_gain_from_threaded_only_if_no_behavior_is_threaded_already(
-    file, threaded, ratio
-):
+def test_timers_predict_a_gain_from_threaded_only_if_nothing_is_threaded(file, threaded, ratio):
     behaviors = {"A": {"threaded": False}, "B": {"threaded": threaded}}
     text = json.dumps({"behaviors": behaviors})
     (file.parents[1] / "configuration.yaml").write_text(text)
@@ -104,17 +99,12 @@ COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
         # updates of 30 ms: half of the exchanges had no update, and waited for 14 ms
         (False, COUNTS, {"environment": 7, "update": 15}, "9.52 fills"),
         # every exchange had such an update
-        (
-            False,
-            COUNTS | {"gradient_steps": 1000},
-            {"environment": 0.5, "update": 30},
-            "is unknown",
-        ),
+        (False, COUNTS | {"gradient_steps": 1000}, {"environment": 0.5, "update": 30}, "unknown"),
         (False, {"agent_steps": 4000}, {"environment": 14, "update": 0}, None),
     ],
 )
 def test_timers_propose_the_steps_per_update_with_which_updates_fill_the_waiting_time(
-    file, capsys, monkeypatch, threaded, counts, seconds, said
+    file, printed, monkeypatch, threaded, counts, seconds, said
 ):
     monkeypatch.setattr(machine, "n_processors", lambda: 2)
     metadata = {"trainer": "pipeline"} | {key: str(count) for key, count in counts.items()}
@@ -126,30 +116,26 @@ def test_timers_propose_the_steps_per_update_with_which_updates_fill_the_waiting
     trainer = {"trainer_type": "sac", "threaded": threaded, "hyperparameters": {}}
     configuration = file.parents[1] / "configuration.yaml"
     configuration.write_text(json.dumps({"behaviors": {"A": trainer}}))
-    assert main(["timers", str(file)]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "steps_per_update" in line]
+    lines = [line for line in printed("timers", file).splitlines() if "steps_per_update" in line]
     assert len(lines) == (said is not None)
     assert all(said in line for line in lines)
     configuration.write_text(json.dumps({"behaviors": {"A": trainer, "B": trainer}}))
-    assert main(["timers", str(file)]) == 0
-    assert "steps_per_update" not in capsys.readouterr().out
+    assert "steps_per_update" not in printed("timers", file)
 
 
-def test_speed_up_predictions_of_timers_exclude_compile_time(file, capsys):
+def test_speed_up_predictions_of_timers_exclude_compile_time(file, printed):
     """Compiling happens once, so a short run overstates it."""
     times = read(file)
     file.write_text(json.dumps(tree(**TIMES | {"loop": 150, "update": 70, "compile": 50})))
     compiled = read(file)
     for changes in ({}, {"threaded": True}, {"n_times": 4}, {"n_times": 4, "threaded": True}):
         assert compiled.after(**changes) == times.after(**changes)
-    assert main(["timers", str(file)]) == 0
-    out = capsys.readouterr().out
+    out = printed("timers", file)
     assert re.search(r"update +20\.0 s +13%", out)
     assert re.search(r"compile +50\.0 s +33%", out)
     assert "1.7 times as fast" in out
     assert "The environment takes most" in out
-    assert main(["timers", str(file), str(file)]) == 0
-    out = capsys.readouterr().out
+    out = printed("timers", file, file)
     assert re.search(r"compile +50\.0 s", out)
     assert "saving" not in out, "nobody measured it"
 
@@ -161,18 +147,15 @@ def test_speed_up_predictions_of_timers_exclude_compile_time(file, capsys):
         ({"environment": 20, "update": 90, "loop": 125}, "torch_settings.device", "--time-scale"),
     ],
 )
-def test_timers_give_advice_for_the_slowest_part_of_the_run(file, capsys, changes, said, unsaid):
+def test_timers_give_advice_for_the_slowest_part_of_the_run(file, printed, changes, said, unsaid):
     file.write_text(json.dumps(tree(**TIMES | changes)))
-    assert main(["timers", str(file)]) == 0
-    out = capsys.readouterr().out
+    out = printed("timers", file)
     assert said in out
     assert unsaid not in out
 
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
-def test_timers_of_mlagents_give_the_time_per_environment_and_threaded_updates_as_parallel(
-    tmp_path, option
-):
+def test_timers_of_mlagents_give_the_time_per_environment_and_parallel_updates(tmp_path, option):
     """The number of environments is in the command line or in the run's configuration."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
@@ -204,11 +187,10 @@ def test_timers_of_mlagents_give_the_time_per_environment_and_threaded_updates_a
     assert (times.n_exchanges, times.n_minibatches) == (20, 30)
 
 
-def test_timers_files_of_two_runs_are_compared_in_one_table(file, tmp_path, capsys):
+def test_timers_files_of_two_runs_are_compared_in_one_table(file, tmp_path, printed):
     other = tmp_path / "other.json"
     other.write_text(json.dumps(tree(**TIMES | {"loop": 50, "environment": 15})))
-    assert main(["timers", str(file), str(other)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = [line.split() for line in printed("timers", file, other).splitlines()]
     assert ["environment", "60.0", "s", "60%", "15.0", "s", "30%", "0.25"] in rows
     assert ["all", "100.0", "s", "100%", "50.0", "s", "100%", "0.50"] in rows
 
