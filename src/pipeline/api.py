@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline import seeding
+from pipeline import files, seeding
 from pipeline.core.arrays import IntArray
 from pipeline.core.steps import DecisionSteps
 from pipeline.envs.base import BaseEnv
@@ -108,7 +109,7 @@ def train(
     from pipeline import trainer
     from pipeline.algos.process_group import launched
     from pipeline.dag.stages.export import publish
-    from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
+    from pipeline.trainer.api import read_settings
     from pipeline.trainer.checkpoints.restore import checkpoints_of
 
     run_dir, env, n_learners = Path(run_dir), in_folder(env), max(learners, launched()[1])
@@ -120,65 +121,94 @@ def train(
     if isinstance(init_from, str | Path):
         settings = read_settings(settings)
         init_from = checkpoints_of(init_from, settings, beside=run_dir)
-    folder = run_dir.resolve()
-    renamed = refuse_or_rename_earlier_run(run_dir, force, goes_on=resume or inference)
-    # `init_from` may name files of the run that was renamed.
-    if renamed is not None and init_from is not None:
-        paths = {name: Path(file).resolve() for name, file in init_from.items()}
-        init_from = {
-            name: renamed / path.relative_to(folder) if path.is_relative_to(folder) else path
-            for name, path in paths.items()
-        }
-    opened = [*callbacks, *(sink for sink in sinks if not isinstance(sink, str))]
-    names = [sink for sink in sinks if isinstance(sink, str)]
-    if names and launched()[0] == 0:
-        from pipeline.tracking.sinks import named_sinks, run_outside_dag
-        from pipeline.trainer.supported import usable_device
+    with _run_folder(run_dir, force=force, goes_on=resume or inference) as run:
+        if init_from is not None:
+            paths = {name: Path(file).resolve() for name, file in init_from.items()}
+            init_from = {name: run.current_path(path) for name, path in paths.items()}
+        opened = [*callbacks, *(sink for sink in sinks if not isinstance(sink, str))]
+        names = [sink for sink in sinks if isinstance(sink, str)]
+        if names and launched()[0] == 0:
+            from pipeline.tracking.sinks import named_sinks, run_outside_dag
+            from pipeline.trainer.supported import usable_device
 
-        settings = read_settings(settings)
-        run = run_outside_dag(
+            settings = read_settings(settings)
+            tracked = run_outside_dag(
+                settings,
+                source="pipeline.train",
+                env=env,
+                seed=seed,
+                folder=run_dir,
+                num_envs=num_envs,
+                torch_threads=torch_threads or "fastest",
+                resume=resume,
+                device=str(usable_device(device)),
+            )
+            opened = [*named_sinks(tracked, names), *opened]
+        if isinstance(env, str) and n_learners > 1:
+            env = executable_of(env)  # each learner starts its own processes of the executable
+        options = {"n_agents": n_agents, "env_options": env_options}
+        first = seeding.derive(seed, "environment"), launched()[0]
+        envs, facts = _environments(env, num_envs, n_learners, first=first, **options)
+        # Without `progress`, a terminal or a notebook decides: there a user may read the output.
+        is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+        if launched()[0] == 0 and (is_watched if progress is None else progress):
+            from pipeline.tracking.console import ConsoleSink
+
+            opened.insert(0, console := ConsoleSink())
+            console.say(facts)
+        else:
+            _log.info("%s", facts)
+        return trainer.train(
+            envs,
             settings,
-            source="pipeline.train",
-            env=env,
             seed=seed,
-            folder=run_dir,
+            run_dir=run_dir,
             num_envs=num_envs,
-            torch_threads=torch_threads or "fastest",
+            env_args=env_args,
+            init_from=init_from,
+            on_start=run.start,
             resume=resume,
-            device=str(usable_device(device)),
+            inference=inference,
+            exporter=publish if export or "mlflow" in names else None,
+            device=device,
+            torch_threads=torch_threads,
+            callbacks=opened,
+            resume_interval_s=resume_interval_s,
+            learners=learners,
         )
-        opened = [*named_sinks(run, names), *opened]
-    if isinstance(env, str) and n_learners > 1:
-        env = executable_of(env)  # each learner starts its own processes of the executable
-    options = {"n_agents": n_agents, "env_options": env_options}
-    first = seeding.derive(seed, "environment"), launched()[0]
-    envs, facts = _environments(env, num_envs, n_learners, first=first, **options)
-    # Without `progress`, a terminal or a notebook decides: there a user may read the output.
-    is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
-    if launched()[0] == 0 and (is_watched if progress is None else progress):
-        from pipeline.tracking.console import ConsoleSink
 
-        opened.insert(0, console := ConsoleSink())
-        console.say(facts)
-    else:
-        _log.info("%s", facts)
-    return trainer.train(
-        envs,
-        settings,
-        seed=seed,
-        run_dir=run_dir,
-        num_envs=num_envs,
-        env_args=env_args,
-        init_from=init_from,
-        resume=resume,
-        inference=inference,
-        exporter=publish if export or "mlflow" in names else None,
-        device=device,
-        torch_threads=torch_threads,
-        callbacks=opened,
-        resume_interval_s=resume_interval_s,
-        learners=learners,
-    )
+
+@contextmanager
+def _run_folder(run_dir: Path, *, force: bool, goes_on: bool) -> Iterator[files.RunFolder]:
+    """Create the folder of a run, which replaces an earlier run if `force`, or `goes_on` with it.
+
+    Raises:
+        SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
+            renamed, or both `force` and `goes_on` are set.
+    """
+    from pipeline.algos.process_group import launched
+    from pipeline.trainer.checkpoints.file import RESUME_FILE
+
+    if goes_on and force:
+        raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
+    folder, earlier = run_dir.resolve(), sorted(run_dir.glob(f"*/{RESUME_FILE}"))
+    # Only the first of several processes checks, because the folder may be renamed only once.
+    if goes_on or launched()[0] > 0:
+        yield files.RunFolder(folder)
+        return
+    if earlier and not force:
+        raise SettingsError(
+            f"run_dir: an earlier run is in {run_dir} ({earlier[0]}); continue it with resume=True,"
+            f" begin a new run with force=True, which renames the folder to "
+            f"{files.free_name(folder).name}, or name another folder"
+        )
+    if earlier and Path.cwd().is_relative_to(folder):
+        raise SettingsError(
+            f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
+        )
+    # Without the lock, the folder could be renamed while another run still writes into it.
+    with files.sole_writer(folder), files.run_folder(folder, replace=bool(earlier)) as run:
+        yield run
 
 
 def _environments(
@@ -322,7 +352,6 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
     Raises:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """
-    from pipeline import files
     from pipeline.dag.stages.export import publish
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
@@ -401,6 +430,14 @@ class LoadedPolicy:
         else:
             chosen = np.atleast_1d(agents)
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
+
+    if not TYPE_CHECKING:  # it would make every name an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a removed method, the message names its replacement."""
+            instead = {"native": "`act` returns the environment's action", "end": "call `reset`"}
+            hint = f": {instead[name]}" if name in instead else ""
+            raise AttributeError(f"LoadedPolicy has no '{name}'{hint}")
 
 
 def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:

@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -301,6 +303,51 @@ def free_name(path: Path) -> Path:
     # Numbers count up, so the highest is the latest.
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """Folder of a run, which `run_folder` replaces by the earlier run unless `start` was called."""
+
+    path: Path
+    replaced: Path | None = None
+    """New path of the renamed folder of an earlier run; None if no folder was renamed."""
+    started: bool = False
+
+    def start(self) -> None:
+        """Record that the run has started: from now on its folder stays, even after an error."""
+        self.started = True
+        if self.replaced is not None:
+            _log.info("Renamed the folder of the earlier run to %s.", self.replaced)
+
+    def current_path(self, path: Path) -> Path:
+        """Return the present path of a file, which may be in the renamed earlier run."""
+        # Only files inside the run's folder moved with it.
+        if self.replaced is None or not path.is_relative_to(self.path):
+            return path
+        return self.replaced / path.relative_to(self.path)
+
+
+@contextmanager
+def run_folder(folder: Path, *, replace: bool) -> Iterator[RunFolder]:
+    """Create a run's folder for a `with` block, which calls `start` once the run has started.
+
+    With `replace`, the folder of the earlier run is renamed to `<folder>.1`, `<folder>.2`, ...,
+    because it may be hours of training. If the block ends before the run has started, a new folder
+    is deleted, and the earlier run gets its name back.
+    """
+    is_new = replace or not folder.exists()
+    run = RunFolder(folder, free_name(folder) if replace else None)
+    if run.replaced is not None:
+        folder.rename(run.replaced)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield run
+    finally:
+        if is_new and not run.started:
+            shutil.rmtree(folder, ignore_errors=True)
+            if run.replaced is not None:
+                run.replaced.rename(folder)
 
 
 def keep_aside(path: Path, reason: str) -> None:

@@ -28,7 +28,7 @@ def test_option_force_replaces_an_earlier_run_only_after_the_new_run_has_started
     assert place.files() == before
     result = place.learn(env, "--force")
     assert result.code == 0, result.err
-    assert "Renamed the folder of the earlier run with this id to results/run.1." in result.err
+    assert "Renamed the folder of the earlier run to results/run.1." in result.err
     results = place.folder / "results"
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1"]
     after = place.files()

@@ -112,6 +112,9 @@ def test_train_replaces_an_earlier_run_only_by_force_and_may_start_from_its_weig
     with pytest.raises(pipeline.PipelineError, match="force: starts a new run"):
         train(Beacon, run, force=True, resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    with pytest.raises(pipeline.PipelineError, match="TypeError: Beacon"):  # before the start
+        train(lambda: Beacon(no=1), run, force=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     # The weights are of the run whose folder is renamed.
     train(Beacon, run, force=True, init_from=run / "Beacon/checkpoint.pt")
     kept = load_checkpoint(tmp_path / "run.1/Beacon/checkpoint.pt")

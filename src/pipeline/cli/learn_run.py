@@ -10,7 +10,7 @@ import logging
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ def _is_read_only(settings: RunSettings) -> bool:
     return checkpoints.inference and checkpoints.resume
 
 
-def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
+def _summary(settings: RunSettings, folder: files.RunFolder, result: TrainResult) -> str:
     inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
     done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"
@@ -158,7 +158,7 @@ def _split(seconds: Mapping[str, float]) -> str:
 def _train(
     plan: Plan,
     settings: RunSettings,
-    folder: RunFolder,
+    folder: files.RunFolder,
     weights: Mapping[str, Path],
     timers: TimersSink,
 ) -> TrainResult:
@@ -298,33 +298,10 @@ def folder_of(results: Path, run_id: str) -> Path:
     return folder
 
 
-@dataclass(slots=True)
-class RunFolder:
-    """The folder of a run; `run_folder` undoes its changes to the folder unless the run starts."""
-
-    path: Path
-    replaced: Path | None = None
-    """New path of the renamed folder of an earlier run; None if no folder was renamed."""
-    started: bool = False
-
-    def start(self) -> None:
-        """Record that the run has started: from now on its folder stays, even after an error."""
-        self.started = True
-        if self.replaced is not None:
-            _log.info("Renamed the folder of the earlier run with this id to %s.", self.replaced)
-
-    def current_path(self, path: Path) -> Path:
-        """Return the present path of a file, which may be in the renamed earlier run."""
-        # Only files inside the run's folder moved with it.
-        if self.replaced is None or not path.is_relative_to(self.path):
-            return path
-        return self.replaced / path.relative_to(self.path)
-
-
 @contextlib.contextmanager
 def run_folder(
     folder: Path, *, resume: bool, force: bool, read_only: bool = False
-) -> Iterator[RunFolder]:
+) -> Iterator[files.RunFolder]:
     """Create the run's folder for a `with` block, which calls `start` once the run has started.
 
     No other process may write into it, unless this run is `read_only`. An earlier run that `force`
@@ -358,22 +335,12 @@ def run_folder(
                 "Previous data from this run ID was not found. Train a new run by removing the "
                 f"--resume flag. ({folder}){_runs_beside(folder)}"
             )
-        # The earlier run is renamed and never deleted: it may be hours of training.
-        aside = files.free_name(folder) if used and force and not resume else None
-        if aside is not None:
-            folder.rename(aside)
-        run = RunFolder(folder, replaced=aside)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            yield run
-        finally:
-            if not run.started and not resume:
-                if before is None or aside is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
-                else:
+        with files.run_folder(folder, replace=used and force and not resume) as run:
+            try:
+                yield run
+            finally:
+                if not (run.started or resume or run.replaced) and before is not None:
                     _remove_started(set(folder.iterdir()) - before)
-                if aside is not None:
-                    aside.rename(folder)
 
 
 def _runs_beside(folder: Path) -> str:

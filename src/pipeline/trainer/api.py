@@ -21,7 +21,7 @@ from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.tracking.base import Callback, Tracker
-from pipeline.trainer.checkpoints.file import RESUME_FILE, load_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.manager import Exporter
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
@@ -250,35 +250,6 @@ def _gc_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> Path | None:
-    """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
-
-    Returns the folder's new path, or None; SettingsError if it is refused or cannot be renamed.
-    """
-    if goes_on and force:
-        raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
-    earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
-    # Only the first of several processes checks, because the folder may be renamed only once.
-    if not earlier or goes_on or launched()[0] > 0:
-        return None
-    folder = run_dir.resolve()
-    if not force:
-        raise SettingsError(
-            f"run_dir: an earlier run is in {run_dir} ({earlier[0]}); continue it with resume=True,"
-            f" begin a new run with force=True, which renames the folder to "
-            f"{files.free_name(folder).name}, or name another folder"
-        )
-    if Path.cwd().is_relative_to(folder):
-        raise SettingsError(
-            f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
-        )
-    with files.sole_writer(folder):
-        # Without the lock, the folder could be renamed while another run still writes into it.
-        kept = folder.rename(files.free_name(folder))
-    _log.info("Renamed the folder of the earlier run to %s.", kept)
-    return kept
 
 
 def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline import trainer
 from pipeline.cli import learn_run
-from pipeline.cli.learn_run import RunFolder
 from pipeline.cli.learn_settings import Plan
+from pipeline.files import RunFolder
 from pipeline.settings import load_run_settings
 from pipeline.trainer.result import BehaviorResult, TrainResult
 
