@@ -124,7 +124,7 @@ def located(node: Node, written: Node) -> Node:
         # If `written` is a single value, such as null, every key gets the place of this value.
         listed = written.value if isinstance(written.value, dict) else {}
         below: dict[str, Node] = listed or dict.fromkeys(node.value, written)
-        entries = {key: located(item, below.get(key, item)) for key, item in node.value.items()}
+        entries = {key: located(item, below.get(key) or item) for key, item in node.value.items()}
         return replace(node, value=entries, source=written.source, line=written.line)
     items = written.value if isinstance(written.value, list) else []
     # Values are compared without their places, because equal values have different places.

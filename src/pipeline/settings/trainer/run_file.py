@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError, shell_command
 from pipeline.files import similar
-from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
+from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, undotted
 from pipeline.settings.reader import entries_of, read_dataclass, setting_hints, suggestion, to_map
 from pipeline.settings.trainer.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.trainer.legacy.convert import (
@@ -30,7 +30,6 @@ from pipeline.settings.trainer.legacy.convert import (
 from pipeline.settings.trainer.legacy.flat import Changes
 from pipeline.settings.trainer.schema import (
     WORDS,
-    CompletionCriteria,
     DemoPath,
     RunSettings,
     TrainerSettings,
@@ -199,26 +198,20 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
-    # With `default_settings`, null in a behavior means that a value is not inherited; without
-    # `default_settings` it means that the value is not set.
-    has_defaults = "default_settings" in document.value
+    # With `default_settings`, null in a behavior means that a value is not inherited; elsewhere it
+    # means that a value is not set.
+    optional = {"environment_parameters", "default_settings"}
+    optional |= set() if "default_settings" in document.value else {"behaviors"}
     for key, node in document.value.items():
         if node.value is None:
             continue
-        if key == "environment_parameters":
-            written[key] = _without_nulls(
-                {name: as_resolved(item, resolved[key][name]) for name, item in node.value.items()}
-            )
-        elif key == "behaviors":
-            behaviors = {
-                name: as_resolved(without_deprecated(item, join(key, name)), resolved[key][name])
-                for name, item in node.value.items()
-            }
-            written[key] = behaviors if has_defaults else _without_nulls(behaviors)
-        elif key == "default_settings":
-            written[key] = _without_nulls(as_resolved(without_deprecated(node, key), resolved[key]))
-        else:
-            written[key] = as_resolved(node, resolved[key])
+        current = without_deprecated(node, key) if key == "default_settings" else node
+        if key == "behaviors":
+            items = node.value.items()
+            kept = {name: without_deprecated(item, join(key, name)) for name, item in items}
+            current = replace(node, value=kept)
+        values = as_resolved(current, resolved[key])
+        written[key] = _without_nulls(values) if key in optional else values
     return written
 
 
@@ -276,13 +269,14 @@ def _refuse_unusable(document: Node) -> None:
     if not entries:
         raise fail(document, "", "has no settings; leave the file out to train with the defaults")
     behaviors = entries.get("behaviors")
-    if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
+    listed = None if behaviors is None else behaviors.value
+    if listed == {} and "default_settings" not in entries:
         text = "lists no behavior; add a behavior, or add default_settings for all behaviors"
-        raise fail(behaviors, "behaviors", text)
+        raise fail_at(document, "behaviors", text)
     # An environment has at most 1,024 behaviors, and reading each takes time.
-    if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
-        text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
-        raise fail(behaviors, "behaviors", f"{text}: remove the others")
+    if isinstance(listed, dict) and len(listed) > 1024:
+        text = f"has {len(listed):,} behaviors; an environment has at most 1,024"
+        raise fail_at(document, "behaviors", f"{text}: remove the others")
     # The file may be a curriculum or a sampler file of an old release.
     kind = kind_of(document)
     if kind != "trainer":
@@ -304,24 +298,24 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
             above = key if item.value is None else None
             continue
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
+        place, remark = WORDS.get(key, (places.get(key), ""))
+        section = "behaviors" if is_behavior else above
         if key == "default" and is_behavior:
             text = "is called 'default_settings' in a file with 'behaviors'"
-            mistakes.found.append(fail(remaining.pop(key), key, text))
-            continue
-        place, remark = WORDS.get(key, (places.get(key), ""))
-        if place and not is_behavior and above in (None, "behaviors"):
+        elif place and not is_behavior and above in (None, "behaviors"):
             what = "a setting" if place == key else f"{place}{remark}"
             text = f"is {what} of a behavior; it belongs below 'behaviors:' and the behavior's name"
-            mistakes.found.append(fail(remaining.pop(key), key, text))
-            continue
-        section = "behaviors" if is_behavior else above
         # A key that is similar to a known key is probably misspelt, and not misplaced.
-        if section and not get_close_matches(key, known):
-            text = f"is at the top level of the file; indent it below '{section}:'"
-            wrong = fail(remaining.pop(key), key, text)
-            if section not in told:  # all entries of a section give one error
-                mistakes.found.append(wrong)
+        elif section and not get_close_matches(key, known):
+            # All entries of a section give one error.
+            text = "" if section in told else "is at the top level of the file; indent it below"
+            text = text and f"{text} '{section}:'"
             told.add(section)
+        else:
+            continue
+        del remaining[key]
+        if text:
+            mistakes.found.append(fail(item, key, text))
     # A section that the wrong indent has left empty is removed as well.
     return {
         key: item for key, item in remaining.items() if not (key in told and item.value is None)
@@ -350,11 +344,9 @@ def _tell(present: Present, path: Path | str | None) -> None:
         _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
     behaviors = present.document.value.get("behaviors")
     if behaviors is not None and behaviors.value and "default" in behaviors.value:
-        _log.warning(
-            "%s: behaviors.default: only a behavior called 'default' has these settings; the "
-            "settings of other behaviors are 'default_settings', at the top level of the file",
-            behaviors.value["default"].where,
-        )
+        text = "%s: behaviors.default: only a behavior called 'default' has these settings; the "
+        text += "settings of other behaviors are 'default_settings', at the top level of the file"
+        _log.warning(text, behaviors.value["default"].where)
     for change in present.changes.entries:
         if change.warns:
             _log.warning("%s", change)
@@ -396,28 +388,19 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             # The lesson is taken from the document, because nodes have lines and settings do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
-            if all_listed and criteria.behavior not in settings.behaviors:
-                _log.warning(
-                    "%s: %s.behavior: no behavior is called %r%s The lesson will not end",
-                    item.where,
-                    at,
-                    criteria.behavior,
-                    suggestion(criteria.behavior, settings.behaviors),
-                )
-            # The last lesson's criteria are ignored, so a wrong measure in the last lesson does no
-            # harm.
-            elif criteria.measure == "elo" and lesson is not parameter.curriculum[-1]:
-                _refuse_unrated(item.value["curriculum"].value[index], at, criteria, settings)
-
-
-def _refuse_unrated(
-    lesson: Node, at: str, criteria: CompletionCriteria, settings: RunSettings
-) -> None:
-    if settings.for_behavior(criteria.behavior).self_play is None:
-        text = f"only self-play rates a policy, and {criteria.behavior!r} has none"
-        remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
-        node = find(lesson, "completion_criteria.measure")
-        raise fail(node, f"{at}.measure", f"{text}; {remedy}")
+            behavior = criteria.behavior
+            # The last lesson's criteria are ignored, so a wrong measure in it does no harm.
+            is_rated = criteria.measure == "elo" and lesson is not parameter.curriculum[-1]
+            if all_listed and behavior not in settings.behaviors:
+                near = suggestion(behavior, settings.behaviors)
+                text = "%s: %s.behavior: no behavior is called %r%s The lesson will not end"
+                _log.warning(text, item.where, at, behavior, near)
+            elif is_rated and settings.for_behavior(behavior).self_play is None:
+                text = f"only self-play rates a policy, and {behavior!r} has none; give "
+                text += f"behaviors.{behavior} the section self_play, or measure reward"
+                node = item.value["curriculum"].value[index]
+                node = find(node, "completion_criteria.measure")
+                raise fail(node, f"{at}.measure", text)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -440,17 +423,22 @@ def missing_demonstrations(
     `default_settings` are checked. Paths in `made` are not checked, because a stage writes them.
     """
     missing: dict[str, str] = {}
-    for section, trainer in _listed(settings).items():
+    # The default settings are the last section.
+    for section, trainer in list(settings.sections.items())[: len(settings.behaviors) or 1]:
         for key, path in demonstrations(trainer):
             # Only the first missing demonstration of a behavior is reported.
-            if section in missing or path in made:
-                continue
-            if wrong := why_no_demonstrations(path, folder):
+            wrong = None if section in missing else why_no_demonstrations(path, folder)
+            if wrong and path not in made:
                 at = f"{section}.{key}"
                 at = at if settings.place_of(at) else at.partition("[")[0]
-                place = settings.place_of(at)
-                missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
+                missing[section] = f"{_beginning(settings, at)}: {wrong}"
     return missing
+
+
+def _beginning(settings: RunSettings, key: str) -> str:
+    """Return the beginning of an error about a behavior's dotted key: place, if known, and key."""
+    place = settings.place_of(key)
+    return f"{place}: {key}" if place else key
 
 
 def refuse_missing_demonstrations(
@@ -463,7 +451,7 @@ def refuse_missing_demonstrations(
     `missing_demonstrations`.
     """
     missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
-    if missing and len(missing) == len(_listed(settings)):
+    if missing and len(missing) == (len(settings.behaviors) or 1):
         raise SettingsError(missing[0])
     for text in missing:
         _log.warning("%s", text)
@@ -480,29 +468,20 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
         path = trainer.init_path
         # Checkpoints in `results/` may be outputs of a stage that has not run yet.
         if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
-            key = f"behaviors.{name}.init_path"
+            at = _beginning(settings, f"behaviors.{name}.init_path")
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
-            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} does not exist{hint}")
+            raise SettingsError(f"{at}: {path} does not exist{hint}")
 
 
 def refuse_undecided(settings: RunSettings) -> None:
     """Refuse `steps_per_update: auto`, which would give different results for equal inputs."""
     # A number that depends on measured times differs between machines, and so do the results.
     for section in settings.undecided():
-        key = f"{section}.hyperparameters.steps_per_update"
-        place = settings.place_of(key)
-        prefix = f"{place}: " if place else ""
+        at = _beginning(settings, f"{section}.hyperparameters.steps_per_update")
         raise SettingsError(
-            f"{prefix}{key}: needs a number in an experiment of params.yaml, got 'auto', which "
-            "depends on measured times; `pipeline timers RUN` proposes one from a run of "
-            "`pipeline learn`"
+            f"{at}: needs a number in an experiment of params.yaml, got 'auto', which depends on "
+            "measured times; `pipeline timers RUN` proposes one from a run of `pipeline learn`"
         )
-
-
-def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    if not settings.behaviors and settings.default_settings is not None:
-        return {"default_settings": settings.default_settings}
-    return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
 
 
 def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:

@@ -473,9 +473,8 @@ class OffPolicySettings(HyperparameterSettings):
     def why_alone(self) -> str:
         """Why only one learner can be used, and what to change; empty if several can be used."""
         if self.steps_per_update == AUTO:
-            return (
-                "steps_per_update: auto is measured in one process; give a number, or one learner"
-            )
+            text = "steps_per_update: auto is measured in one process"
+            return f"{text}; give a number, or one learner"
         text = "reward_normalization measures the returns of one process only; set it to false"
         return text if self.reward_normalization else ""
 
@@ -511,13 +510,9 @@ class XQCSettings(OffPolicySettings):
     policy_delay: Count = 3
     """Number of updates of the critics for each update of the policy and of the entropy
     coefficient."""
+    # These two keys have only other defaults than in the base class.
     decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
-    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
-    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
-    """Target entropy of each continuous action component, given as the standard deviation of a
-    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which is the entropy for the
-    standard deviation 0.0892."""
     reward_normalization: bool = field(default=True, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; `critic: xqc` needs this, unless all returns are within -5..5 without it."""
@@ -532,8 +527,6 @@ class XQCSettings(OffPolicySettings):
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
-    # Values have the form `module:class`, as in entry points; a class is looked up when it is
-    # needed.
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     mlagents_group="mlagents.trainer_type",
@@ -568,10 +561,7 @@ setting with the same meaning, and a remark."""
 
 
 def places_in_behavior() -> dict[str, str]:
-    """Return the dotted key of each of a behavior's settings, by the last part of the key.
-
-    For example, `beta` has the value `hyperparameters.beta`.
-    """
+    """Return the dotted key of each of a behavior's settings, by the last part of the key."""
     hints = setting_hints(TrainerSettings)
     places = {name: name for name in hints}
     # The section `hyperparameters` is added by hand, because its type depends on trainer_type.
@@ -658,6 +648,15 @@ class BehavioralCloningSettings:
     """Number of demonstrated steps in a minibatch; null for the trainer's batch_size."""
 
 
+_EFFECT_ABOVE_MAX_STEPS = {
+    "summary_freq": "no summary and no learning curve is written",
+    "checkpoint_interval": "the run saves a checkpoint only at its end",
+    "self_play.save_steps": "opponents play only the initial policy or the newest policy",
+    "self_play.team_change": "the learning team does not change",
+    "behavioral_cloning.steps": "cloning does not fade out before the end",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
     """How one behavior is trained; the keys are in the order of `configuration.yaml`."""
@@ -703,12 +702,10 @@ class TrainerSettings:
         expected = HYPERPARAMETERS.get(self.trainer_type)
         # The class must be exactly `expected`, because a plug-in's class may extend the class of
         # another trainer.
-        if expected is None or type(self.hyperparameters) is not expected:
+        if type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
-        # Each of the following checks concerns several keys, so the type of a key cannot express
-        # it.
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         # A minibatch has complete sequences, so it must not be smaller than one sequence.
         if memory is not None and memory.sequence_length > batch_size:
@@ -718,11 +715,9 @@ class TrainerSettings:
         self._refuse_contrary_options()
         hidden = self.network_settings.encoded_size
         if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
-            raise ContradictionError(
-                "network_settings.hidden_units",
-                f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
-                f"critic has as many attention heads, got {hidden}",
-            )
+            text = f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
+            text += f"critic has as many attention heads, got {hidden}"
+            raise ContradictionError("network_settings.hidden_units", text)
         if self.even_checkpoints:
             if not 0 < self.keep_checkpoints <= self.max_steps:
                 allowed = "between 1 and max_steps"
@@ -783,23 +778,14 @@ class TrainerSettings:
         For example, no summary is written if summary_freq is above max_steps.
         """
         yield from self._contrary_buffers()
-        rare = [("summary_freq", self.summary_freq, "no summary and no learning curve is written")]
-        # The default gets no warning, because it is common in files that list every key.
-        if self.checkpoint_interval != _DEFAULT_INTERVAL:
-            effect = "the run saves a checkpoint only at its end"
-            rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
-        if self.self_play is not None:
-            effect = "opponents play only the initial policy or the newest policy"
-            rare.append(("self_play.save_steps", self.self_play.save_steps, effect))
-            effect = "the learning team does not change"
-            rare.append(("self_play.team_change", self.self_play.team_change, effect))
-        if self.behavioral_cloning is not None:
-            effect = "cloning does not fade out before the end"
-            rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
         # These are warnings and not errors, because a short test run may have a small max_steps on
         # purpose.
-        for key, steps, effect in rare:
-            if steps > self.max_steps:
+        for key, effect in _EFFECT_ABOVE_MAX_STEPS.items():
+            section, _, name = key.rpartition(".")
+            steps = getattr(getattr(self, section) if section else self, name, 0)
+            # The default gets no warning, because it is common in files that list every key.
+            is_default = (key, steps) == ("checkpoint_interval", _DEFAULT_INTERVAL)
+            if steps > self.max_steps and not is_default:
                 yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
         memory = self.network_settings.memory
         if memory is not None and memory.sequence_length > self.time_horizon:
@@ -823,11 +809,8 @@ class TrainerSettings:
                 f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
             )
         if h.batch_size > h.buffer_size:
-            what = (
-                "nothing is learned"
-                if isinstance(h, OffPolicySettings)
-                else "an update has only one minibatch"
-            )
+            is_on_policy = isinstance(h, OnPolicySettings)
+            what = "an update has only one minibatch" if is_on_policy else "nothing is learned"
             yield (
                 f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
                 f"{h.buffer_size}: {what}"
@@ -836,25 +819,23 @@ class TrainerSettings:
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
         """Read the settings of a behavior, with the hyperparameters of its trainer type."""
-        entries, mistakes = entries_of(node, path), Mistakes()
+        entries, mistakes = dict(entries_of(node, path)), Mistakes()
         # Type hints cannot express that the types of reward signals and hyperparameters depend on
         # names in the file, so both types are chosen here.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
+        at, inside = join(path, "trainer_type"), join(path, "hyperparameters")
         with mistakes:
             name = _trainer_type(entries, path)
-            at = join(path, "trainer_type")
-            hints["hyperparameters"] = part(
-                HYPERPARAMETERS, name, entries.get("trainer_type", node), at
-            )
+            kind = part(HYPERPARAMETERS, name, entries.get("trainer_type", node), at)
+            hints["hyperparameters"] = kind
             # Without a section, the behavior gets its own trainer's defaults, and not PPO's.
             section = entries.get("hyperparameters", Node({}, node.source, node.line))
-            inside = join(path, "hyperparameters")
             entries = _without_foreign(entries, path, name, mistakes)
             numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
             entries["hyperparameters"] = replace(section, value=numbers)
         if "hyperparameters" not in hints:  # the trainer is unknown; only the other keys are read
-            parts = ("trainer_type", "hyperparameters")
-            entries = {key: item for key, item in entries.items() if key not in parts}
+            for key in ("trainer_type", "hyperparameters"):
+                entries.pop(key, None)
         settings: Self = read_dataclass(
             cls, replace(node, value=entries), path, hints=hints, mistakes=mistakes
         )
@@ -928,7 +909,13 @@ class SamplerSettings:
         for key in keys:
             if key not in node.value:
                 raise fail(node, path, f"does not contain {key}; a sampler needs both of {keys}")
-        kind = _sampler_class(node.value["sampler_type"], join(path, "sampler_type"))
+        written, at = node.value["sampler_type"], join(path, "sampler_type")
+        # ML-Agents' manual has this spelling, but its code refuses it.
+        if written.value == "multirange_uniform":
+            text = "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name."
+            _log.warning(text, written.where, at)
+            written = replace(written, value="multirangeuniform")
+        kind = SAMPLERS[choice(written, at, SAMPLERS)]
         sampler: SamplerSettings = read_dataclass(
             kind, node.value["sampler_parameters"], join(path, "sampler_parameters")
         )
@@ -1000,18 +987,6 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
 """The settings class for each `sampler_type`."""
 
 
-def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
-    # ML-Agents' manual has this spelling, but its code refuses it.
-    if node.value == "multirange_uniform":
-        _log.warning(
-            "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name.",
-            node.where,
-            path,
-        )
-        return MultiRangeUniformSampler
-    return SAMPLERS[choice(node, path, SAMPLERS)]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionCriteria:
     """`completion_criteria`: when a lesson ends."""
@@ -1077,34 +1052,9 @@ class EnvironmentParameter:
                 raise fail(lessons.value[index], join(at, index), f"{text} Add it")
         # This is a warning and not an error, because ML-Agents accepts such files.
         if parameter.curriculum[-1].completion_criteria is not None:
-            _log.warning(
-                "%s: %s: the last lesson never ends, its completion_criteria is ignored.",
-                lessons.value[-1].where,
-                join(at, len(lessons.value) - 1),
-            )
+            text = "%s: %s: the last lesson never ends, its completion_criteria is ignored."
+            _log.warning(text, lessons.value[-1].where, join(at, len(lessons.value) - 1))
         return parameter
-
-
-def seeded(
-    parameters: dict[str, EnvironmentParameter], run_seed: int
-) -> dict[str, EnvironmentParameter]:
-    """Return the environment parameters with a seed for every sampler.
-
-    Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
-    and lessons.
-    """
-    # This is the rule of ML-Agents, which draws the same values for the same file and seed.
-    free = itertools.count(run_seed)
-
-    def with_seed(lesson: Lesson) -> Lesson:
-        if lesson.value.seed != -1:
-            return lesson
-        return replace(lesson, value=replace(lesson.value, seed=next(free)))
-
-    return {
-        name: EnvironmentParameter(curriculum=tuple(map(with_seed, parameter.curriculum)))
-        for name, parameter in parameters.items()
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1265,39 +1215,36 @@ class RunSettings:
         # file.
         if self.from_file:
             near = nearest(plain, self.behaviors)
-            place = self.places.get(join("behaviors", near)) if near is not None else None
+            place = self.places.get(f"behaviors.{near}")
             file = "" if place is None else f" ({place.rpartition(':')[0]})"
-            remedy = (
-                f"Add an entry for {plain} there, or set default_settings."
-                if near is None
-                else f"The environment gives this name: rename {near!r} there to {plain!r}."
-            )
+            remedy = f"The environment gives this name: rename {near!r} there to {plain!r}."
+            if near is None:
+                remedy = f"Add an entry for {plain} there, or set default_settings."
             raise SettingsError(
                 f"The behavior name {plain} has not been specified in the trainer configuration"
                 f"{file}. {remedy}"
             )
-        _log.warning(
-            "Behavior name %s does not match any behaviors specified in the trainer configuration "
-            "file. A default configuration will be used.",
-            plain,
-        )
+        text = "Behavior name %s does not match any behaviors specified in the trainer "
+        text += "configuration file. A default configuration will be used."
+        _log.warning(text, plain)
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
         """Return versions of plug-in packages, and digests of the user's files, that are in use."""
-        chosen = [*self.behaviors.values()]
-        if self.default_settings is not None:
-            chosen.append(self.default_settings)
-        versions = {name: v for trainer in chosen for name, v in trainer.plugins().items()}
+        plugins = (trainer.plugins() for trainer in self.sections.values())
         # The versions are sorted, because the result goes into fingerprints.
-        return dict(sorted(versions.items()))
+        return dict(sorted(item for versions in plugins for item in versions.items()))
+
+    @property
+    def sections(self) -> dict[str, TrainerSettings]:
+        """The settings of each behavior, and last the default settings, by the section's key."""
+        sections = {f"behaviors.{name}": item for name, item in self.behaviors.items()}
+        default = self.default_settings
+        return sections if default is None else sections | {"default_settings": default}
 
     def undecided(self) -> dict[str, TrainerSettings]:
         """Return the settings of behaviors with `steps_per_update: auto`, by section name."""
-        sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
-        if self.default_settings is not None:
-            sections["default_settings"] = self.default_settings
-        return {name: item for name, item in sections.items() if item.is_undecided}
+        return {name: item for name, item in self.sections.items() if item.is_undecided}
 
     def with_pace(self, name: str, pace: float) -> "RunSettings":
         """Return these settings with a number in place of a behavior's `steps_per_update: auto`."""
@@ -1308,10 +1255,22 @@ class RunSettings:
         return replace(self, behaviors={**self.behaviors, name: trainer})
 
     def with_seed(self, seed: int) -> "RunSettings":
-        """Return the same settings with the given seed, and with a seed for every sampler."""
-        parameters = self.environment_parameters
-        return replace(
-            self,
-            env_settings=replace(self.env_settings, seed=seed),
-            environment_parameters=None if parameters is None else seeded(parameters, seed),
-        )
+        """Return the same settings with the given seed, and with a seed for every sampler.
+
+        Samplers without a seed (-1) get seed, seed + 1, and so on, in the order of parameters and
+        lessons.
+        """
+        # This is the rule of ML-Agents, which draws the same values for the same file and seed.
+        free = itertools.count(seed)
+
+        def seeded(lesson: Lesson) -> Lesson:
+            if lesson.value.seed != -1:
+                return lesson
+            return replace(lesson, value=replace(lesson.value, seed=next(free)))
+
+        parameters = self.environment_parameters and {
+            name: EnvironmentParameter(curriculum=tuple(map(seeded, parameter.curriculum)))
+            for name, parameter in self.environment_parameters.items()
+        }
+        env = replace(self.env_settings, seed=seed)
+        return replace(self, env_settings=env, environment_parameters=parameters)

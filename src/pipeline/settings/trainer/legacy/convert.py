@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -73,19 +74,20 @@ def family_of(document: Node) -> Family:
     # Formats are tested from the most specific one to the most general one.
     if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
         return Family.FLAT_BEHAVIORS
-    if any(key in entries for key in _SECTIONS):
+    if entries.keys() & set(_SECTIONS):
         return Family.SECTIONS
     if entries.keys() & set(setting_hints(RunSettings)):
         return Family.PRESENT
     # The remaining top-level keys are names of behaviors, or typing errors.
-    has_default = "default" in entries and isinstance(entries["default"].value, dict)
+    is_section = "default" in entries and isinstance(entries["default"].value, dict)
     # A section without `trainer` is flat if it has two keys of flat files, so that the error is
     # about the missing trainer, and not about unknown keys.
-    flat = any(
-        is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
-        for item in entries.values()
-    )
-    return Family.FLAT if has_default or flat else Family.PRESENT
+    for item in entries.values():
+        keys = _map(item).keys()
+        is_section |= not has_present_keys(item) and (
+            "trainer" in keys or len(keys & FLAT_KEYS) > 1
+        )
+    return Family.FLAT if is_section else Family.PRESENT
 
 
 def is_flat(node: Node) -> bool:
@@ -115,7 +117,6 @@ class Present:
     left_out: str = ""
     """Why `portable` lacks the document's `default_settings`; empty if it has them."""
     changes: Changes = field(default_factory=Changes)
-    """Record of the changes that the conversion made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
@@ -138,25 +139,24 @@ def to_present(
     # Each item of `parts` has the environment parameters from one place; later items override
     # earlier items.
     parts: list[dict[str, Node]] = []
-    # The parts are added in this order: a flat file's sections, the file's curricula, --curriculum,
-    # the file's samplers, --sampler.
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
         entries = dict(present.document.value)
-    node = entries.get("curriculum")
-    if node is not None and node.value is not None:
-        curricula = entries_of(node, "curriculum")
+    nothing = Node(None, "")
+    at_curriculum, at_samplers = _SECTIONS
+    node = entries.get(at_curriculum, nothing)
+    if node.value is not None:
+        curricula = entries_of(node, at_curriculum)
         parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
-        behaviors = entries.get("behaviors")
         # A file with one curriculum does not name its behavior, so the configuration's behaviors
         # are needed.
-        names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
+        names = list(_map(entries.get("behaviors", nothing)))
         curricula = read_curricula(curriculum, names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
-    node = entries.get("parameter_randomization")
-    if node is not None and node.value is not None:
-        parts.append(_convert_samplers(node, "parameter_randomization", changes))
+    node = entries.get(at_samplers, nothing)
+    if node.value is not None:
+        parts.append(_convert_samplers(node, at_samplers, changes))
     if sampler is not None:
         parts.append(_convert_samplers(read_part(sampler, "sampler", changes), "", changes))
     parameters = _merged(document, entries.get(_PARAMETERS), parts, changes)
@@ -171,12 +171,8 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
     sections = entries_of(entries["behaviors"], below) if below else entries
     # A half-converted file may have behaviors of both formats.
     today = _sections_of_today(sections) if below else {}
-    flat = FlatFile(
-        sections={name: node for name, node in sections.items() if name not in today},
-        below=below,
-        changes=present.changes,
-    )
-    flat.convert()
+    old = {name: node for name, node in sections.items() if name not in today}
+    flat = FlatFile(old, below, present.changes)
     present.refused = flat.refused
     place = present.document
     rest = {key: node for key, node in entries.items() if key != "behaviors"} if below else {}
@@ -227,21 +223,19 @@ def _merged(
     """
     if not any(parts):
         return present
-    parameters = (
-        dict(entries_of(present, _PARAMETERS)) if present and present.value is not None else {}
-    )
-    for part in parts:
-        for name, node in part.items():
-            if name in parameters:
-                text = f"is also defined in {parameters[name].where}; the definition here is used"
-                changes.note(node, f"{_PARAMETERS}.{name}", text)
-            parameters[name] = node
+    parameters: dict[str, Node] = {}
+    if present and present.value is not None:
+        parameters |= entries_of(present, _PARAMETERS)
+    for name, node in itertools.chain.from_iterable(part.items() for part in parts):
+        if name in parameters:
+            text = f"is also defined in {parameters[name].where}; the definition here is used"
+            changes.note(node, f"{_PARAMETERS}.{name}", text)
+        parameters[name] = node
     return replace(present or document, value=parameters, text=None)
 
 
 def _with_parameters(document: Node, parameters: Node | None) -> Node:
-    moved = ("curriculum", "parameter_randomization")
-    entries = {key: node for key, node in document.value.items() if key not in moved}
+    entries = {key: node for key, node in document.value.items() if key not in _SECTIONS}
     if parameters is not None:
         entries[_PARAMETERS] = parameters
     return replace(document, value=entries)
@@ -282,10 +276,8 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
     }
     # In old releases these keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
-        if key in entries:
-            shared[key] = entries[key]
-        else:
-            shared[key] = from_plain(value, node.source, node.line)
+        shared[key] = entries.get(key) or from_plain(value, node.source, node.line)
+        if key not in entries:
             text = f"{key} is missing; {str(value).lower()} is used, the old default"
             changes.note(node, at, text, warns=False)
     # In old releases every lesson began with a reset.
@@ -401,9 +393,8 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
         # accepts NaN and Infinity, which are not in JSON (RFC 8259, section 6).
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise SettingsError(
-            f"{path}:{error.lineno}: cannot be read as JSON: {error.msg} (column {error.colno})."
-        ) from error
+        text = f"cannot be read as JSON: {error.msg} (column {error.colno})."
+        raise SettingsError(f"{path}:{error.lineno}: {text}") from error
     except ValueError as error:
         raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
     except RecursionError as error:
@@ -429,10 +420,8 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
         if file.name.startswith(".") or file.suffix == ".meta":
             continue
         if file.suffix != ".json":
-            raise SettingsError(
-                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this "
-                "file elsewhere."
-            )
+            text = "a folder of curricula may only have <Behavior>.json files"
+            raise SettingsError(f"{file}: {text}. Move this file elsewhere.")
         curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
         raise SettingsError(f"{path}: the folder has no <Behavior>.json file.")

@@ -1,8 +1,4 @@
-"""Conversion of flat files, which have a default section and a section for each behavior.
-
-A behavior may have the name of another section in place of its own section. `convert_section`
-converts one section into a behavior, `FlatFile` converts all sections.
-"""
+"""Conversion of flat files, which have a default section and a section for each behavior."""
 
 from __future__ import annotations
 
@@ -115,7 +111,6 @@ class FormatChange:
     new: str
     """The key's path in the present format; empty if it has no equivalent."""
     text: str
-    """Reason of the change, and what to use instead."""
     warns: bool
     """Whether training also logs the change, and not only `pipeline config upgrade`."""
 
@@ -148,7 +143,7 @@ class Changes:
 
 @dataclass(kw_only=True, slots=True)
 class Section:
-    """A section under conversion: its remaining keys, and the behavior built from them."""
+    """A section under conversion: its remaining keys `left`, and the `behavior` built from them."""
 
     entries: dict[str, Node]
     """The section's keys, merged over the keys of the default section."""
@@ -159,16 +154,14 @@ class Section:
     new: str
     """The behavior's key path in the present format."""
     changes: Changes
-    """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
     """Places (`file:line`) of keys that come from another section; their changes are reported when
     that section is converted."""
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
-    """The keys that are not converted yet."""
     behavior: dict[str, Any] = field(default_factory=dict)
-    """The behavior as far as it is converted: nested dictionaries of nodes."""
+    """Nested dictionaries of nodes."""
 
     def take(self, *keys: str) -> dict[str, Node]:
         """Remove `keys` from `left`, and return the removed entries."""
@@ -210,10 +203,9 @@ class Section:
 
     def unknown(self, node: Node, old: str, known: Iterable[str]) -> None:
         """Record an unknown key, which ML-Agents ignored, with a suggestion of a known key."""
-        key = old.rsplit(".", maxsplit=1)[-1]
-        self.gone(
-            node, old, f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
-        )
+        key = old.rpartition(".")[2]
+        text = f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
+        self.gone(node, old, text)
 
     def _set(self, node: Node, place: tuple[str, ...]) -> None:
         target = self.behavior
@@ -224,16 +216,13 @@ class Section:
 
 def convert_section(section: Section) -> Node:
     """Return the behavior that a section describes; the section's `trainer` must be valid."""
-    # Keys that remain after all conversions are unknown.
     section.left = dict(section.entries)
-    _put_trainer(section)
-    _put_moved(section)
-    _put_updates(section)
-    _put_memory(section)
-    _put_reward_signals(section)
-    _put_cloning(section)
-    _put_self_play(section)
-    _put_schedules(section)
+    for put in (
+        *(_put_trainer, _put_moved, _put_updates, _put_memory),
+        *(_put_reward_signals, _put_cloning, _put_self_play, _put_schedules),
+    ):
+        put(section)
+    # Keys that remain after all conversions are unknown.
     for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
@@ -261,20 +250,14 @@ def _put_trainer(section: Section) -> None:
         # defaults, with a note.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
-            text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
-            section.changes.note(
-                section.node, section.old, f"{text}; the present defaults are used"
-            )
+            text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}; the "
+            section.changes.note(section.node, section.old, f"{text}present defaults are used")
         return
     section.kind = "ppo"
-    section.put(
-        replace(node, value="ppo", text="ppo"),
-        "trainer_type",
-        old="trainer",
-        text=f"{named!r} only imitated; ppo with behavioral_cloning learns from the "
-        "environment's reward as well",
-        warns=True,
-    )
+    text = f"{named!r} only imitated; ppo with behavioral_cloning learns from the environment's "
+    text += "reward as well"
+    ppo = replace(node, value="ppo", text="ppo")
+    section.put(ppo, "trainer_type", old="trainer", text=text, warns=True)
     # The old section may give demo_path directly, outside its cloning settings.
     if "demo_path" in section.left and not section.left.keys() & _CLONING:
         for key, item in section.take("demo_path", "batch_size").items():
@@ -289,10 +272,9 @@ def _put_moved(section: Section) -> None:
         if place[0] == "hyperparameters" and key not in known:
             section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
-        text = ""
-        if key == "init_path":
-            text = "was a folder of TensorFlow checkpoints; must be a .pt file"
-        section.put(node, *place, old=key, text=text, warns=bool(text))
+        text = "was a folder of TensorFlow checkpoints; must be a .pt file"
+        is_weights = key == "init_path"
+        section.put(node, *place, old=key, text=text if is_weights else "", warns=is_weights)
 
 
 def _put_updates(section: Section) -> None:
@@ -378,12 +360,12 @@ def _put_schedules(section: Section) -> None:
 def _put_reward_signals(section: Section) -> None:
     """Convert `reward_signals`, or the single keys that older releases had instead."""
     early = section.take("gamma", "use_curiosity", *_CURIOSITY)
-    node = section.left.pop("reward_signals", None)
-    if node is None:
+    if "reward_signals" not in section.left:
         _put_early_signals(section, early)
         return
     for key, item in early.items():
         section.gone(item, key, "is not used together with reward_signals")
+    node = section.left.pop("reward_signals")
     signals = dict(entries_of(node, join(section.old, "reward_signals")))
     _put_signal_updates(section, signals)
     section.behavior["reward_signals"] = {}
@@ -419,8 +401,8 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
 def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
     """Convert the update counts of SAC's reward signals, which were keys among the signals."""
     key_of_today = "reward_signal_steps_per_update"
-    keys = ("reward_signal_num_update", key_of_today)
-    updates = {key: signals.pop(key) for key in keys if key in signals}
+    keys = {"reward_signal_num_update", key_of_today}
+    updates = {key: signals.pop(key) for key in sorted(keys & signals.keys())}
     for key, node in updates.items():
         old = f"reward_signals.{key}"
         if section.kind != "sac":
@@ -461,35 +443,32 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
             section.changes.note(node, join(section.old, at), text, warns=False)
 
 
-@dataclass(kw_only=True, slots=True)
 class FlatFile:
-    """The sections of a flat file, and their conversion."""
+    """The sections of a flat file, converted to the present format.
 
-    sections: dict[str, Node]
-    """Sections by name, including `default`; each is a map, or the name of another section."""
-    below: str
-    """Key path of the sections: empty, or `behaviors`."""
-    changes: Changes
-    """Record of the changes that the conversion makes."""
-    default: Node | None = None
-    """The converted `default_settings`, or None if there are none."""
-    over_default: dict[str, Node] = field(default_factory=dict)
-    """Behaviors without the settings that they inherit from the default."""
-    complete: dict[str, Node] = field(default_factory=dict)
-    """Behaviors with all settings, including those that they inherit from the default."""
-    curricula: dict[str, Node] = field(default_factory=dict)
-    """The curriculum of each behavior that has one."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Behaviors that cannot be trained as written, with the reason."""
+    Args:
+        sections: sections by name, including `default`; each is a map, or the name of another
+            section.
+        below: key path of the sections: empty, or `behaviors`.
+        changes: gets the changes that the conversion makes.
+    """
 
-    def convert(self) -> None:
-        """Convert all sections to the present format."""
+    def __init__(self, sections: dict[str, Node], below: str, changes: Changes) -> None:
+        self.sections, self.below, self.changes = sections, below, changes
+        self.default: Node | None = None
+        self.over_default = dict[str, Node]()
+        """Behaviors without the settings that they inherit from the default."""
+        self.complete = dict[str, Node]()
+        """Behaviors with all settings, including those that they inherit from the default."""
+        self.curricula = dict[str, Node]()
+        self.refused = dict[str, str]()
+        """Behaviors that cannot be trained as written, with the reason."""
         # Without a default section, sections inherit nothing.
         shared = Node({}, "")
-        if _DEFAULT in self.sections:
+        if _DEFAULT in sections:
             shared = self._resolved(_DEFAULT)
             self.default = self._default_settings(shared)
-        for name in self.sections:
+        for name in sections:
             if name != _DEFAULT:
                 self._convert(name, shared)
         # A behavior that cannot be trained does not prevent training of the other behaviors.
@@ -515,13 +494,11 @@ class FlatFile:
 
     def _default_settings(self, shared: Node) -> Node | None:
         node, old = self.sections[_DEFAULT], join(self.below, _DEFAULT)
-        if "trainer" not in shared.value:
-            text = "has no trainer, so behaviors that are not listed cannot be trained"
-            self.changes.note(node, old, text, warns=False)
-            return None
-        if self._cannot_imitate(_DEFAULT, shared.value):
-            text = "has no demonstration, so behaviors that are not listed cannot be trained"
-            self.changes.note(node, old, text)
+        has_trainer = "trainer" in shared.value
+        if not has_trainer or self._cannot_imitate(_DEFAULT, shared.value):
+            text = f"has no {'demonstration' if has_trainer else 'trainer'}, so behaviors that are "
+            text += "not listed cannot be trained"
+            self.changes.note(node, old, text, warns=has_trainer)
             return None
         section = Section(
             entries=shared.value, node=node, old=old, new="default_settings", changes=self.changes
@@ -542,16 +519,9 @@ class FlatFile:
             self.changes.moved(node, old, new, text)
         if self._cannot_imitate(name, entries):
             return
-        full = convert_section(
-            Section(
-                entries=entries,
-                node=node,
-                old=old,
-                new=new,
-                changes=self.changes,
-                inherited=elsewhere,
-            )
-        )
+        section = Section(entries=entries, node=node, old=old, new=new, changes=self.changes)
+        section.inherited = elsewhere
+        full = convert_section(section)
         self.complete[name] = self.over_default[name] = full
         if self.default is not None:
             self.over_default[name] = _over_default(full, self.default, new, inherited)
@@ -563,9 +533,8 @@ class FlatFile:
         while isinstance(node.value, str):
             path, sections = join(self.below, passed[-1]), self.sections
             if node.value in passed:
-                raise fail(
-                    node, path, f"{' -> '.join([*passed, node.value])} is a circular reference"
-                )
+                circle = " -> ".join([*passed, node.value])
+                raise fail(node, path, f"{circle} is a circular reference")
             if node.value not in sections:
                 hint = suggestion(node.value, sections)
                 raise fail(node, path, f"there is no section {node.value!r}{hint}")
