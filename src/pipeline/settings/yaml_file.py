@@ -18,9 +18,6 @@ from pipeline.errors import SettingsError
 from pipeline.files import foreign, listed, similar
 from pipeline.settings.nodes import Node, join
 
-_PROJECT = " `pipeline init DIR` writes a project with one."
-_REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
 """Maximum number of values in a file, because nested aliases can expand to more values than fit
 into memory."""
@@ -136,10 +133,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Return the node of a text, in double quotes if it has Unicode line breaks.
-
-        Without the quotes, these line breaks would be folded.
-        """
+        """Return the node of a text; Unicode line breaks would be folded without double quotes."""
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -178,11 +172,12 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        missing = f"{what} could not be found at {path.absolute()}"
         # The parameter file gets no list of other files, because its name is fixed.
         others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
-        hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
-        raise SettingsError(f"{missing}{hint}") from error
+        is_ours = what in ("Config file", "Parameter file")
+        remedy = " `pipeline init DIR` writes a project with one." if is_ours else ""
+        hint = similar(path) or f"{others}.{remedy}"
+        raise SettingsError(f"{what} could not be found at {path.absolute()}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
     # A wrong file, such as an ONNX model, gets its own message before any parsing.
@@ -195,11 +190,9 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise SettingsError(f"{path}: {what} has binary data; name a YAML file") from error
         # UTF-16 and Windows-1252 files of Windows editors are refused here.
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SettingsError(
-            f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
-            "Save it with the encoding UTF-8."
-        ) from error
+        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
+        text = f"{what} is not UTF-8 (byte 0x{byte:02x}). Save it with the encoding UTF-8."
+        raise SettingsError(f"{path}:{line}: {text}") from error
 
 
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
@@ -212,10 +205,8 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
     """
     if len(text) > _MOST_CHARACTERS:
-        raise SettingsError(
-            f"{source}: has {len(text)} characters, more than the maximum of {_MOST_CHARACTERS} "
-            "for settings."
-        )
+        limit = f"more than the maximum of {_MOST_CHARACTERS} for settings"
+        raise SettingsError(f"{source}: has {len(text)} characters, {limit}.")
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
@@ -225,10 +216,9 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
     except yaml.MarkedYAMLError as error:
         raise SettingsError(_syntax_message(error, source)) from error
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise SettingsError(
-            f"{source}:{line}: the character U+{ord(text[error.position]):04X} is not allowed."
-        ) from error
+        line, code = text.count("\n", 0, error.position) + 1, ord(text[error.position])
+        said = f"{source}:{line}: the character U+{code:04X} is not allowed."
+        raise SettingsError(said) from error
     # PyYAML composes nested lists by recursion, so depth is limited by Python's stack.
     except RecursionError as error:
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
@@ -292,16 +282,10 @@ def dump_yaml(value: Any) -> str:
 
     The value has maps with text keys, lists, tuples (written as lists), and scalars.
     """
-    return yaml.dump(
-        value,
-        Dumper=_Dumper,
-        # Keys keep the order that they have in `value`.
-        sort_keys=False,
-        # Names in other alphabets are written without escapes, so that they stay readable.
-        allow_unicode=True,
-        default_flow_style=False,
-        width=100,
-    )
+    # Names in other alphabets are written without escapes, so that they stay readable.
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100}
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=False, **options)
+    return text
 
 
 class _Builder:
@@ -347,8 +331,7 @@ class _Builder:
                     raise _error(key_node, str(repeat))
                 self._repeats.append(repeat)
             lines.setdefault(key, line)
-            # YAML 1.1 has merge keys and 1.2 dropped them, but people and ML-Agents' files use
-            # merge keys.
+            # YAML 1.2 dropped merge keys, but people and ML-Agents' files use them.
             if key_node.tag == _MERGE:
                 merged |= self._merged(value_node)
             else:
@@ -372,19 +355,14 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if node.tag == _NULL:
         return None
     if node.tag == _BOOL:
-        # Only the spellings of the core schema get this tag; `yes` stays text here.
         return text.lower() == "true"
-    if node.tag == _INT:
-        return _integer(node)
     if node.tag == _FLOAT:
         # Python reads `inf` and `nan` without the dot that YAML puts before them.
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-    return text
-
-
-def _integer(node: yaml.ScalarNode) -> int:
+    if node.tag != _INT:
+        return text
     try:
-        number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+        number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         str(number)  # for some bases Python limits the number of digits only in `str`
     except ValueError as error:
         raise _error(node, "the number has too many digits") from error
