@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from refusals import refusal
 
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings import read_yaml
@@ -82,16 +81,6 @@ def test_executable_that_the_dag_builds_replaces_every_env_path_in_the_settings(
     assert params.run_settings("cloned").env_settings.env_path == "mine"
     env = params.run_settings("cloned", env_path="build/env").env_settings
     assert (env.env_path, env.num_envs) == ("build/env", 3 if "num_envs" in written else 1)
-
-
-def test_mistake_in_an_override_of_params_yaml_is_reported_with_its_line(folder: Path) -> None:
-    file = folder / "params.yaml"
-    text = FILE.replace("max_steps: 1e3", "max_stesp: 1e3")
-    file.write_text(text)
-    line = text[: text.index("max_stesp")].count("\n") + 1
-    assert refusal(SettingsError, load_params(file).run_settings, "cloned").startswith(
-        f"{file}:{line}: behaviors.Ball: unknown key 'max_stesp'"
-    )
 
 
 def test_section_track_of_params_yaml_selects_the_metric_sinks_of_all_experiments(folder):

@@ -18,14 +18,8 @@ from pipeline.settings.project.sweeps import Axis, Interval
 from pipeline.settings.trainer.run_file import demonstrations, structure
 from pipeline.settings.trainer.schema import (
     HYPERPARAMETERS,
-    CuriositySettings,
-    ExtrinsicSettings,
-    NetworkSettings,
-    POCASettings,
-    RNDSettings,
     RunSettings,
     SACSettings,
-    TrainerSettings,
 )
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
@@ -172,16 +166,9 @@ def test_recorded_plugin_versions_of_a_run_follow_from_its_settings_with_overrid
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
-    monkeypatch.setattr(
-        RunSettings,
-        "plugins",
-        lambda self: {"steps": self.behaviors["Ball"].max_steps},
-    )
-    assert {n: params.plugins(n)["steps"] for n in params.experiments} == {
-        "cloned": 700,
-        "base": 800,
-        "grid_best": 800,
-    }
+    monkeypatch.setattr(RunSettings, "plugins", lambda self: self.behaviors["Ball"].max_steps)
+    steps = {"cloned": 700, "base": 800, "grid_best": 800}
+    assert {name: params.plugins(name) for name in params.experiments} == steps
 
 
 BEHAVIORS = yaml.safe_load("""
@@ -217,8 +204,8 @@ def test_settings_that_a_behavior_inherits_do_not_depend_on_the_other_behaviors(
         together = read(*order)
         assert together.behaviors == alone
         assert together.default_settings == defaults == together.for_behavior("Other")
-    assert alone["Sac"].hyperparameters.learning_rate == 0.01
-    assert alone["Sac"].hyperparameters.batch_size == 77
+    assert alone["Sac"].hyperparameters == SACSettings(tau=0.5, learning_rate=0.01, batch_size=77)
+    assert alone["Sac"].max_steps == 9
     assert alone["Memory"].hyperparameters.batch_size == 99
     assert [alone["Memory"].hyperparameters.beta, defaults.hyperparameters.beta] == [0.5, 0.5]
     signals = alone["Signals"].reward_signals
@@ -356,10 +343,6 @@ def test_runs_named_by_an_experiment_a_sweep_or_a_subset_are_listed_only_once(na
     assert params.runs_of(name) == runs
 
 
-def network(encoder: str) -> NetworkSettings:
-    return NetworkSettings(vis_encode_type=encoder)
-
-
 def test_recorded_plugins_are_the_trainers_signals_and_encoders_of_behaviors_and_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -367,79 +350,44 @@ def test_recorded_plugins_are_the_trainers_signals_and_encoders_of_behaviors_and
         return {f"{name} of {group.name.partition('.')[2]}": "1" for name in names}
 
     monkeypatch.setattr(Group, "versions", versions)
-    settings = RunSettings(
-        behaviors={
-            "A": TrainerSettings(
-                network_settings=network("resnet"),
-                reward_signals={
-                    "extrinsic": ExtrinsicSettings(),
-                    "rnd": RNDSettings(network_settings=network("nature_cnn")),
-                },
-            ),
-            "B": TrainerSettings(
-                trainer_type="sac",
-                hyperparameters=SACSettings(),
-                reward_signals={"curiosity": CuriositySettings()},
-            ),
-        },
-        default_settings=TrainerSettings(
-            trainer_type="poca",
-            hyperparameters=POCASettings(),
-            network_settings=network("match3"),
-        ),
+    settings = read_text("""
+behaviors:
+  A:
+    trainer_type: ppo
+    network_settings: {vis_encode_type: resnet}
+    reward_signals: {extrinsic: {}, rnd: {network_settings: {vis_encode_type: nature_cnn}}}
+  B: {trainer_type: sac, reward_signals: {extrinsic: null, curiosity: {}}}
+default_settings: {trainer_type: poca, network_settings: {vis_encode_type: match3}}
+""")
+    used = {
+        "algorithms": ("ppo", "sac", "poca"),
+        "encoders": ("match3", "nature_cnn", "resnet", "simple"),
+        "reward_signals": ("extrinsic", "rnd", "curiosity"),
+    }
+    assert list(settings.plugins()) == sorted(
+        f"{name} of {group}" for group, names in used.items() for name in names
     )
-    assert list(settings.plugins()) == [
-        "curiosity of reward_signals",
-        "extrinsic of reward_signals",
-        "match3 of encoders",
-        "nature_cnn of encoders",
-        "poca of algorithms",
-        "ppo of algorithms",
-        "resnet of encoders",
-        "rnd of reward_signals",
-        "sac of algorithms",
-        "simple of encoders",
-    ]
 
 
 def test_line_of_a_setting_is_searched_in_the_behavior_and_then_in_default_settings() -> None:
-    settings = RunSettings(
-        places={
-            "default_settings.init_path": "f:1",
-            "behaviors.A.init_path": "f:2",
-            "env_settings.env_path": "f:3",
-            "default_settings.env_path": "f:4",
-        }
-    )
-    places = {
-        key: settings.place_of(key)
-        for key in (
-            "behaviors.A.init_path",
-            "behaviors.B.init_path",
-            "behaviors.B.demo_path",
-            "env_settings.env_path",
-            "torch_settings.B.init_path",
-        )
-    }
-    assert list(places.values()) == ["f:2", "f:1", None, "f:3", None]
+    places = {"default_settings.init_path": "f:1", "behaviors.A.init_path": "f:2"}
+    places |= {"env_settings.env_path": "f:3", "default_settings.env_path": "f:4"}
+    settings = RunSettings(places=places)
+    for key, place in {
+        "behaviors.A.init_path": "f:2",
+        "behaviors.B.init_path": "f:1",
+        "behaviors.B.demo_path": None,
+        "env_settings.env_path": "f:3",
+        "torch_settings.B.init_path": None,
+    }.items():
+        assert settings.place_of(key) == place
 
 
 def test_behavior_that_gets_default_settings_is_not_added_to_the_listed_behaviors() -> None:
-    settings = load_run_settings(
-        None,
-        overrides={
-            "default_settings": {"trainer_type": "sac"},
-            "behaviors": {"A": {"trainer_type": "ppo"}},
-        },
-    )
+    settings = read_text("default_settings: {max_steps: 5}\nbehaviors: {A: {max_steps: 6}}")
     before = to_mapping(settings)
-    taken = {name: settings.for_behavior(name) for name in ("B?team=1", "A?team=0", "C", "B")}
-    assert {name: taken[name].trainer_type for name in taken} == {
-        "B?team=1": "sac",
-        "A?team=0": "ppo",
-        "C": "sac",
-        "B": "sac",
-    }
+    for name, steps in {"B?team=1": 5, "A?team=0": 6, "C": 5, "B": 5}.items():
+        assert settings.for_behavior(name).max_steps == steps
     assert to_mapping(settings) == before
 
 
@@ -449,40 +397,19 @@ def read_text(text: str) -> RunSettings:
 
 def test_mistakes_in_several_reward_signals_are_reported_together() -> None:
     signals = "{extrinsic: {gamma: 7}, gial: {}}"
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match=r"gamma: must be at most 1.*\n.*'gial'") as caught:
         read_text(f"behaviors: {{A: {{reward_signals: {signals}}}}}")
-    assert [word in str(part) for part in caught.value.parts for word in ("gamma", "gial")] == [
-        *(True, False),
-        *(False, True),
-    ]
+    assert len(caught.value.parts) == 2
 
 
 def test_parsed_document_with_deprecated_keys_can_be_converted_to_settings_twice(caplog) -> None:
-    document = parse_yaml(
-        "behaviors: {A: {framework: x, network_settings: {conditioning_type: none},"
-        " reward_signals: {curiosity: {encoding_size: 9}}}}",
-        source="f",
-    )
+    old = "framework: x, network_settings: {conditioning_type: none}"
+    signals = "reward_signals: {curiosity: {encoding_size: 9}}"
+    document = parse_yaml(f"behaviors: {{A: {{{old}, {signals}}}}}", source="f")
     first, n_told = structure(document), len(caplog.messages)
     assert structure(document) == first
     assert first.behaviors["A"].reward_signals["curiosity"].network_settings.hidden_units == 9
     assert (n_told, len(caplog.messages)) == (3, 6)
-
-
-def test_reward_signal_removed_with_null_stays_removed_when_settings_are_written_and_read() -> None:
-    signals = {"extrinsic": {}, "rnd": {}}
-    loaded = load_run_settings(
-        None,
-        overrides={
-            "default_settings": {"trainer_type": "ppo", "reward_signals": signals},
-            "behaviors": {name: {"reward_signals": {"rnd": None}} for name in "ABC"},
-        },
-    )
-    written = to_mapping(loaded)
-    for name in "ABC":
-        assert list(written["behaviors"][name]["reward_signals"]) == ["extrinsic", "rnd"]
-        assert written["behaviors"][name]["reward_signals"]["rnd"] is None
-    assert load_run_settings(None, overrides=written) == loaded
 
 
 def test_deprecated_key_in_default_settings_is_warned_about_once(caplog) -> None:

@@ -59,18 +59,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def random_sweep(*, runs: int = 4, seed: int = 0, **axes: Axis) -> dict[str, dict]:
-    sweep = SweepParams(
-        experiment="base", method="random", parameters=axes, runs=runs, seed=seed, seeds=(1,)
-    )
-    return sweep.trials()
+    keys = {"experiment": "base", "method": "random", "seeds": (1,)}
+    return SweepParams(**keys, parameters=axes, runs=runs, seed=seed).trials()
 
 
 def test_grid_sweep_has_every_combination_once(folder: Path):
     trials = load_params(folder / "params.yaml").sweeps["rates"].trials()
-    assert list(trials) == ["001", "002", "003", "004", "005", "006"]
-    assert {tuple(trial.values()) for trial in trials.values()} == {
+    assert [tuple(trial.values()) for trial in trials.values()] == [
         (rate, steps) for rate in (1e-4, 1e-3) for steps in (500, 1000, 2000)
-    }
+    ]
 
 
 def test_list_sweep_has_one_trial_per_configuration_and_refuses_repeated_seeds_for_the_best() -> (
@@ -215,14 +212,8 @@ def test_proposed_trials_of_a_sweep_reach_better_scores_than_random_trials(folde
 
 def test_plan_has_an_entry_for_each_proposal(folder: Path):
     params = load_params(adaptive(folder) and folder / "params.yaml")
-    tables = plan(params)["runs"]
-    assert list(tables["train_from_scratch"])[:2] == ["rates-001-1", "rates-002-1"]
-    assert list(tables["train_chosen"])[:2] == ["rates-003-1", "rates-004-1"]
-    assert tables["train_chosen"]["rates-003-1"]["chosen"] == "results/propose/rates/003.json"
-    proposals = tables["proposals"]
+    proposals = plan(params)["runs"]["proposals"]
     assert list(proposals) == ["rates-003", "rates-004", "rates-005", "rates-006"]
-    assert proposals["rates-003"]["before"] == "build/env/ball"
-    assert proposals["rates-004"]["before"] == "results/propose/rates/003.json"
     assert proposals["rates-004"]["told"] == "rates/002"
     sweep = params.sweeps["rates"]
     assert replace(sweep, behavior="Foe").search() != sweep.search(), "whose score counts"
