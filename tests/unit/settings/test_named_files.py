@@ -39,41 +39,31 @@ def run(text: str):
 CLONED = "behavioral_cloning: {demo_path: no.demo}"
 
 
+A = "behaviors:\n  A:\n    "
+DEFAULTS = f"default_settings:\n  {CLONED}\n"
+GAIL = f"{A}reward_signals:\n      gail:\n        demo_path: no.demo\n"
+LIST = f"{A}behavioral_cloning:\n      demo_path:\n        - here.demo\n        - no.demo\n"
+HERE = f"{A}behavioral_cloning: {{{{demo_path: {{}}}}}}"
+KEY, GONE = "behavioral_cloning.demo_path", "no.demo does not exist; "
+NEAR = f"behaviors.A.{KEY}: hree.demo does not exist"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "behaviors:\n  A:\n    reward_signals:\n      gail:\n        demo_path: no.demo\n",
-            "one.yaml:5: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; record",
-        ),
-        (
-            "behaviors:\n  A:\n    behavioral_cloning:\n      demo_path:\n        - here.demo\n"
-            "        - no.demo\n",
-            "one.yaml:6: behaviors.A.behavioral_cloning.demo_path[1]: no.demo does not exist; ",
-        ),
-        (
-            f"default_settings:\n  {CLONED}\nbehaviors:\n  A: {{}}\n",
-            "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: no.demo does not exist; ",
-        ),
-        (
-            f"default_settings:\n  {CLONED}\n",
-            "one.yaml:2: default_settings.behavioral_cloning.demo_path: no.demo does not exist; ",
-        ),
-        (
-            "behaviors:\n  A:\n    behavioral_cloning: {demo_path: empty}\n",
-            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: empty has no '.demo' files",
-        ),
-        (
-            "behaviors:\n  A:\n    behavioral_cloning: {demo_path: hree.demo}\n",
-            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: hree.demo does not exist; did "
-            "you mean 'here.demo'?",
-        ),
+        (GAIL, f"5: behaviors.A.reward_signals.gail.demo_path: {GONE}record"),
+        (LIST, f"6: behaviors.A.{KEY}[1]: {GONE}"),
+        (f"{DEFAULTS}behaviors:\n  A: {{}}\n", f"2: behaviors.A.{KEY}: {GONE}"),
+        (DEFAULTS, f"2: default_settings.{KEY}: {GONE}"),
+        (HERE.format("empty"), f"3: behaviors.A.{KEY}: empty has no '.demo' files"),
+        (HERE.format("hree.demo"), f"3: {NEAR}; did you mean 'here.demo'?"),
     ],
 )
 def test_missing_demonstration_is_reported_with_line_and_remedy(text, expected):
     Path("here.demo").touch()
     Path("empty").mkdir()
-    assert refusal(SettingsError, refuse_missing_demonstrations, run(text)).startswith(expected)
+    said = refusal(SettingsError, refuse_missing_demonstrations, run(text))
+    assert said.startswith(f"one.yaml:{expected}")
 
 
 def test_existing_demonstrations_are_accepted():
@@ -85,21 +75,20 @@ def test_existing_demonstrations_are_accepted():
     )
 
 
+MINE = PARAMS.replace("environment: ball, episodes: 2, seed: 1", "file: mine.demo")
+
+
 @pytest.mark.parametrize(
-    ("trainer", "change", "expected"),
+    ("trainer", "params", "expected"),
     [
-        (f"A: {{{CLONED}}}", ("", ""), "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: "),
-        ("A: {init_path: no.pt}", ("", ""), "one.yaml:2: behaviors.A.init_path: no.pt does not e"),
-        (
-            "A: {}",
-            ("environment: ball, episodes: 2, seed: 1", "file: mine.demo"),
-            "params.yaml:2: demonstrations.played.file: mine.demo does not exist; ",
-        ),
+        (f"A: {{{CLONED}}}", PARAMS, f"one.yaml:2: behaviors.A.{KEY}: "),
+        ("A: {init_path: no.pt}", PARAMS, "one.yaml:2: behaviors.A.init_path: no.pt does not e"),
+        ("A: {}", MINE, "params.yaml:2: demonstrations.played.file: mine.demo does not exist; "),
     ],
 )
-def test_missing_files_named_in_params_yaml_are_reported(trainer, change, expected):
+def test_missing_files_named_in_params_yaml_are_reported(trainer, params, expected):
     run(f"behaviors:\n  {trainer}\n")
-    Path("params.yaml").write_text(PARAMS.replace(*change) if change[0] else PARAMS)
+    Path("params.yaml").write_text(params)
     assert refusal(SettingsError, check_files, load_params()).startswith(expected)
 
 

@@ -125,9 +125,8 @@ def test_plan_is_current_until_the_runs_change(folder: Path) -> None:
 def test_plan_does_not_depend_on_training_length_or_episodes(folder: Path) -> None:
     file = folder / "params.yaml"
     before = repr(plan(load_params(file)))
-    file.write_text(
-        FILE.replace("max_steps: 1e3", "max_steps: 7").replace("episodes: 2", "episodes: 3")
-    )
+    shorter = FILE.replace("max_steps: 1e3", "max_steps: 7")
+    file.write_text(shorter.replace("episodes: 2", "episodes: 3"))
     assert repr(plan(load_params(file))) == before
 
 
@@ -141,26 +140,27 @@ def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> Non
 AUTO = "trainer_type: sac, hyperparameters: {steps_per_update: auto}"
 
 
+BALL = f"{{behaviors: {{Ball: {{{AUTO}}}}}}}"
+
+
 @pytest.mark.parametrize(
     ("trainer", "override", "where"),
     [
-        (f"behaviors:\n  Ball: {{{AUTO}}}", "", "config/t.yaml:2: behaviors.Ball"),
-        (f"default_settings:\n  {{{AUTO}}}", "", "config/t.yaml:2: default_settings"),
-        ("behaviors: {Ball: {}}", f"{{behaviors: {{Ball: {{{AUTO}}}}}}}", "params.yaml:21: "),
+        (f"behaviors:\n  Ball: {{{AUTO}}}", "{}", "config/t.yaml:2: behaviors.Ball"),
+        (f"default_settings:\n  {{{AUTO}}}", "{}", "config/t.yaml:2: default_settings"),
+        ("behaviors: {Ball: {}}", BALL, "params.yaml:21: "),
     ],
 )
 def test_steps_per_update_auto_is_refused_in_an_experiment(trainer, override, where, folder):
     (folder / "config/t.yaml").write_text(trainer)
-    if override:
-        text = FILE.replace("overrides: {}", f"overrides: {override}")
-        (folder / "params.yaml").write_text(text)
+    (folder / "params.yaml").write_text(FILE.replace("overrides: {}", f"overrides: {override}"))
     with pytest.raises(SettingsError) as caught:
         write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
     first = str(caught.value).splitlines()[0]
-    assert where in first
-    assert ".hyperparameters.steps_per_update: needs a number in an experiment" in first
-    assert "got 'auto'" in first
-    assert "`pipeline timers RUN` proposes one" in first
+    for words in (where, ".hyperparameters.steps_per_update: needs a number in an experiment"):
+        assert words in first
+    for words in ("got 'auto'", "`pipeline timers RUN` proposes one"):
+        assert words in first
 
 
 @pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])
@@ -170,9 +170,8 @@ def test_experiment_that_trains_on_recorded_demonstrations_must_name_them_in_par
     reads = f"{key}demo_path: data/demos/expert.demo}}" + "}" * (key.count("{") - 1)
     (folder / "config/t.yaml").write_text(f"behaviors: {{Ball: {{{reads}}}}}")
     params = load_params(folder / "params.yaml")
-    with pytest.raises(
-        SettingsError, match=r"experiments\.scratch: .*set 'demonstrations: expert'"
-    ):
+    expected = r"experiments\.scratch: .*set 'demonstrations: expert'"
+    with pytest.raises(SettingsError, match=expected):
         write_plan(params, folder / "runs.yaml")
     experiments = {"cloned": params.experiments["cloned"]}
     write_plan(replace(params, experiments=experiments), folder / "runs.yaml")
@@ -214,10 +213,7 @@ def test_example_in_the_configuration_page_agrees_with_params_yaml():
     for section, entries in example.items():
         for name, entry in entries.items():
             assert entry.items() <= real[section][name].items()
-    changes = {
-        name: (experiment["overrides"], experiment.get("pretrain"))
-        for name, experiment in small["experiments"].items()
-    }
     for name in ("collector_ppo", "collector_bc_ppo"):
-        experiment = real["experiments"][name]
-        assert changes[name] == (experiment["overrides"], experiment.get("pretrain"))
+        ours, theirs = (params["experiments"][name] for params in (small, real))
+        assert ours["overrides"] == theirs["overrides"]
+        assert ours.get("pretrain") == theirs.get("pretrain")

@@ -98,17 +98,18 @@ def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
     assert pretrained.pop("network")
     assert pretrained == learning
     assert tables["train_pretrained"] == {"cloned-3": learning | {"learners": 2}}
+    first = tables["train_from_scratch"]["search-001-6"]
+    assert first.keys() >= {"values", "threads"}
+    trials = {number: {STEPS: 900, RATE: rate} for number, rate in (("001", 0.1), ("002", 0.2))}
+    plain, plugged = ({"values": values, "threads": 3} for values in trials.values())
     trained = {
-        "grid-001-5": run("grid/001", 5, values={STEPS: 900, RATE: 0.1}, threads=3),
-        "grid-002-5": run(
-            "grid/002", 5, values={STEPS: 900, RATE: 0.2}, plugins={"b": "2"}, threads=3
-        ),
-        "search-001-6": tables["train_from_scratch"]["search-001-6"],
+        "grid-001-5": run("grid/001", 5, **plain),
+        "grid-002-5": run("grid/002", 5, **plugged, plugins={"b": "2"}),
+        "search-001-6": first,
         **{f"base-{seed}": run("base", seed, threads=3) for seed in (1, 2)},
     }
     assert tables["train_from_scratch"] == trained
     assert list(tables["train_from_scratch"]) == list(trained), "trials, and then experiments"
-    assert tables["train_from_scratch"]["search-001-6"].keys() >= {"values", "threads"}
     chosen = {
         f"search-{n}-6": run(f"search/{n}", 6, threads=3, chosen=f"results/propose/search/{n}.json")
         for n in ("002", "003")
@@ -128,7 +129,6 @@ def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
     assert tables["demonstrations"] == {"expert": {"environment": "ball"}}
     assert tables["file_demonstrations"] == {}
     grid = {"experiment": "base", "metric": "mean_return", "goal": "maximize", "seeds": [5]}
-    trials = {"001": {STEPS: 900, RATE: 0.1}, "002": {STEPS: 900, RATE: 0.2}}
     assert tables["sweeps"]["grid"] == grid | {"trials": trials}
     search = tables["sweeps"]["search"]
     assert [search[key] for key in ("metric", "goal", "seeds")] == ["min_return", "minimize", [6]]
@@ -231,16 +231,13 @@ def test_optuna_study_gets_every_trial_with_values_score_and_state(
             told.append((trial.params[RATE], trial.params[STEPS], trial.state.name, trial.value))
 
         def ask(self, space: dict) -> object:
-            return optuna.trial.create_trial(
-                params={RATE: 0.25, STEPS: 1}, distributions=space, value=0.0
-            )
+            drawn = {RATE: 0.25, STEPS: 1}
+            return optuna.trial.create_trial(params=drawn, distributions=space, value=0.0)
 
     monkeypatch.setattr(optuna, "create_study", Study)
     monkeypatch.setattr(optuna.samplers, "TPESampler", lambda **options: seeds.append(options))
-    results = {
-        "001": ({RATE: 0.3, STEPS: 600}, 7.0),
-        "002": ({RATE: 0.5, STEPS: 500}, float("nan")),
-    }
+    results = {"001": ({RATE: 0.3, STEPS: 600}, 7.0)}
+    results["002"] = ({RATE: 0.5, STEPS: 500}, float("nan"))
     waiting = [{RATE: 0.6, STEPS: 500}, {RATE: 0.7, STEPS: 600}]
     sweep = params.sweeps["search"]
     assert [sweep.propose(n, results, waiting) for n in (5, 6)] == [{RATE: 0.25, STEPS: 600}] * 2
@@ -255,11 +252,8 @@ def test_random_sweep_draws_different_values_for_each_key_trial_and_seed(params:
     axes = {key: Axis(interval=Interval(min=0, max=1)) for key in ("a", "b")}
     search = params.sweeps["search"]
     sweep = replace(search, method="random", parameters=axes, runs=9, startup=None)
-    drawn = [value for values in sweep.trials().values() for value in values.values()]
-    drawn += [
-        value for values in replace(sweep, seed=5).trials().values() for value in values.values()
-    ]
-    assert len(set(drawn)) == 2 * 2 * 9
+    trials = [*sweep.trials().values(), *replace(sweep, seed=5).trials().values()]
+    assert len({value for values in trials for value in values.values()}) == 2 * 2 * 9
 
 
 def test_demonstration_paths_of_reward_signals_and_behavioral_cloning_are_listed_in_order() -> None:

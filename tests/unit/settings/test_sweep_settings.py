@@ -84,17 +84,14 @@ LOG = Axis(interval=Interval(min=1e-5, max=1e-2, scale="log"))
 
 
 def test_longer_random_sweep_begins_with_the_trials_of_a_shorter_random_sweep():
-    assert list(random_sweep(runs=12, rate=LOG).items())[:5] == list(
-        random_sweep(runs=5, rate=LOG).items()
-    )
+    longer = random_sweep(runs=12, rate=LOG)
+    assert list(longer.items())[:5] == list(random_sweep(runs=5, rate=LOG).items())
 
 
 def test_additional_parameter_of_a_sweep_does_not_change_values_of_other_parameters():
-    rate_only = random_sweep(rate=LOG)
-    rate_and_size = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
-    assert [trial["rate"] for trial in rate_and_size.values()] == [
-        trial["rate"] for trial in rate_only.values()
-    ]
+    both = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
+    rates = {number: {"rate": trial["rate"]} for number, trial in both.items()}
+    assert rates == random_sweep(rate=LOG)
 
 
 def test_logarithmic_interval_of_a_sweep_gives_values_of_every_order_of_magnitude():
@@ -131,9 +128,8 @@ def test_best_trial_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Pat
 
 
 def test_video_of_an_environment_from_a_unity_project_is_refused(folder: Path):
-    text = FILE.replace("source: builtin", "source: unity").replace(
-        "name: balance_ball", "project: U"
-    )
+    text = FILE.replace("source: builtin", "source: unity")
+    text = text.replace("name: balance_ball", "project: U")
     (folder / "params.yaml").write_text(text.replace("seed: 9}", "seed: 9, video: true}"))
     with pytest.raises(SettingsError, match=r"base\.evaluation\.video: videos of a Unity player"):
         load_params(folder / "params.yaml")
@@ -150,9 +146,8 @@ def test_experiment_whose_run_has_the_same_name_as_a_run_of_a_sweep_trial_is_ref
     file = folder / "params.yaml"
     twin = FILE[FILE.index("  base:\n") : FILE.index("sweeps:")].replace("base:", "rates-001:")
     file.write_text(FILE.replace("sweeps:\n", twin + "sweeps:\n"))
-    with pytest.raises(
-        SettingsError, match="'rates-001-1' has the name of a run of 'rates/001'; rename"
-    ):
+    expected = "'rates-001-1' has the name of a run of 'rates/001'; rename"
+    with pytest.raises(SettingsError, match=expected):
         plan(load_params(file))
 
 

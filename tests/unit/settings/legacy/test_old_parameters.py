@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from textwrap import indent
 
 import pytest
 from refusals import refusal
@@ -31,24 +32,14 @@ CURRICULUM = {
 
 
 def lessons(values: list[float], behavior: str = "Walker", **changed: object) -> object:
-    fields = {"min_lesson_length": 100, "signal_smoothing": True, **changed}
-    curriculum = [
-        Lesson(
-            name=f"Lesson{index}",
-            value=ConstantSampler(value=value),
-            completion_criteria=CompletionCriteria(
-                measure="progress",
-                behavior=behavior,
-                threshold=CURRICULUM["thresholds"][index],
-                require_reset=True,
-                **fields,
-            )
-            if index < 2
-            else None,
-        )
-        for index, value in enumerate(values)
+    fields = {"min_lesson_length": 100, "signal_smoothing": True, "require_reset": True}
+    fields |= {"measure": "progress", "behavior": behavior} | changed
+    criteria = [CompletionCriteria(threshold=n, **fields) for n in CURRICULUM["thresholds"]]
+    lessons = [
+        Lesson(name=f"Lesson{i}", value=ConstantSampler(value=value), completion_criteria=ends)
+        for i, (value, ends) in enumerate(zip(values, [*criteria, None], strict=True))
     ]
-    return EnvironmentParameter(curriculum=tuple(curriculum))
+    return EnvironmentParameter(curriculum=tuple(lessons))
 
 
 EXPECTED = {"height": lessons([0.0, 4.0, 6.0]), "gap": lessons([1.0, 2.0, 3.0])}
@@ -72,23 +63,16 @@ def test_curricula_are_read_from_a_folder_with_a_json_file_for_each_behavior(loa
 ONE = json.dumps(CURRICULUM)
 
 
-@pytest.mark.parametrize(
-    ("text", "file"),
-    [
-        (TRAINER, ("Walker.json", json.dumps(CURRICULUM, indent="\t"))),
-        (TRAINER, ("walk.yaml", f'{{"Walker": {ONE}}}')),
-        (TRAINER + f'curriculum: {{"Walker": {ONE}}}\n', None),
-        (f"behaviors: {{Walker: {{trainer: ppo, curriculum: {ONE}}}}}\n", None),
-        ("behaviors: {Walker: {}}\n", ("lesson-plan.json", ONE)),
-    ],
-    ids=[
-        "JSON with tabs",
-        "YAML by behavior",
-        "a section of 0.17",
-        "in a flat behavior",
-        "one for all",
-    ],
-)
+OLD_FORMATS = {
+    "JSON with tabs": (TRAINER, ("Walker.json", json.dumps(CURRICULUM, indent="\t"))),
+    "YAML by behavior": (TRAINER, ("walk.yaml", f'{{"Walker": {ONE}}}')),
+    "a section of 0.17": (TRAINER + f'curriculum: {{"Walker": {ONE}}}\n', None),
+    "in a flat behavior": (f"behaviors: {{Walker: {{trainer: ppo, curriculum: {ONE}}}}}\n", None),
+    "one for all": ("behaviors: {Walker: {}}\n", ("lesson-plan.json", ONE)),
+}
+
+
+@pytest.mark.parametrize(("text", "file"), OLD_FORMATS.values(), ids=OLD_FORMATS)
 def test_curriculum_gives_equal_lessons_in_every_old_format(loaded, written, caplog, text, file):
     caplog.set_level(logging.INFO)
     paths = {"curriculum": written(*file[::-1])} if file else {}
@@ -193,9 +177,8 @@ DRAWN = {
 
 
 def drawn(settings) -> dict[str, object]:
-    return {
-        name: item.curriculum[0].value for name, item in settings.environment_parameters.items()
-    }
+    parameters = settings.environment_parameters.items()
+    return {name: item.curriculum[0].value for name, item in parameters}
 
 
 def test_old_sampler_file_is_converted_to_environment_parameters(loaded, written):
@@ -203,11 +186,10 @@ def test_old_sampler_file_is_converted_to_environment_parameters(loaded, written
 
 
 def test_parameter_randomization_section_gives_the_same_settings_as_a_sampler_file(loaded):
-    inner = "".join(f"  {line}\n" for line in SAMPLERS.splitlines())
-    assert drawn(loaded(TRAINER + "parameter_randomization:\n" + inner)) == DRAWN
+    section = TRAINER + "parameter_randomization:\n"
+    assert drawn(loaded(section + indent(SAMPLERS, "  "))) == DRAWN
     later = "  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 10}}\n"
-    settings = loaded(TRAINER + "parameter_randomization:\n" + later)
-    assert drawn(settings) == {"mass": DRAWN["mass"]}
+    assert drawn(loaded(section + later)) == {"mass": DRAWN["mass"]}
 
 
 def test_sampler_file_overrides_curriculum_and_both_override_the_trainer_file(
@@ -249,16 +231,16 @@ def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
 
 
 def test_curriculum_sampler_or_trainer_file_is_refused_where_another_kind_of_file_is_expected(
-    loaded, written, single
+    written, single
 ):
-    samplers = written(SAMPLERS, "s.yaml")
-    with pytest.raises(SettingsError, match="a sampler file, and not a curriculum file"):
-        loaded(TRAINER, curriculum=samplers)
-    with pytest.raises(SettingsError, match="a curriculum, and not a sampler file"):
-        loaded(TRAINER, sampler=single)
-    with pytest.raises(SettingsError, match="a trainer configuration, and not a sampler file"):
-        loaded(TRAINER, sampler=written(TRAINER, "t.yaml"))
-    with pytest.raises(SettingsError, match="this is a sampler file, and not a trainer"):
-        load_run_settings(samplers)
-    with pytest.raises(SettingsError, match="give it as --curriculum"):
-        load_run_settings(single)
+    samplers, trainer = written(SAMPLERS, "s.yaml"), written(TRAINER, "t.yaml")
+    for files, said in (
+        ((trainer, samplers, None), "a sampler file, and not a curriculum file"),
+        ((trainer, None, single), "a curriculum, and not a sampler file"),
+        ((trainer, None, trainer), "a trainer configuration, and not a sampler file"),
+        ((samplers, None, None), "this is a sampler file, and not a trainer"),
+        ((single, None, None), "give it as --curriculum"),
+    ):
+        path, curriculum, sampler = files
+        with pytest.raises(SettingsError, match=said):
+            load_run_settings(path, curriculum=curriculum, sampler=sampler)
