@@ -10,13 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.cli.main import main
-from pipeline.settings import (
-    RunSettings,
-    load_run_settings,
-    parse_yaml,
-    read_yaml,
-    to_mapping,
-)
+from pipeline.settings import RunSettings, load_run_settings, parse_yaml, read_yaml, to_mapping
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.trainer.run_file import structure
 from pipeline.settings.trainer.schema import HYPERPARAMETERS
@@ -70,27 +64,14 @@ def test_published_configuration_keeps_every_written_value(
 
 OLD = FIXTURES / "configs" / "v0.13"
 PARTS = [
-    *([path] for path in PRESENT),
-    *([path] for path in FLAT),
-    *([path] for path in sorted(OLD.rglob("*.yaml"))),
-    *([path] for path in sorted(OLD.rglob("*.json"))),
-    *(([OLD / "curricula/wall-jump"],) if PRESENT else ()),
-    *(
-        (
-            [OLD / "trainer_config.yaml", OLD / "curricula/wall-jump"],
-            [OLD / "curricula/wall_jump.yaml", OLD / "trainer_config.yaml"],
-            [OLD / "3dball_generalize.yaml", OLD / "trainer_config.yaml"],
-            [
-                OLD / "trainer_config.yaml",
-                OLD / "3dball_generalize.yaml",
-                OLD / "curricula/wall_jump.yaml",
-            ],
-            [FIXTURES / "configs/v2.0/ppo/3DBall.yaml", OLD / "3dball_generalize.yaml"],
-        )
-        if PRESENT
-        else ()
-    ),
+    *([path] for path in (*PRESENT, *FLAT)),
+    *([path] for suffix in ("yaml", "json") for path in sorted(OLD.rglob(f"*.{suffix}"))),
 ]
+if PRESENT:
+    JUMP, JUMP_FILE = OLD / "curricula/wall-jump", OLD / "curricula/wall_jump.yaml"
+    TRAINER, SAMPLERS = OLD / "trainer_config.yaml", OLD / "3dball_generalize.yaml"
+    PARTS += [[JUMP], [TRAINER, JUMP], [JUMP_FILE, TRAINER], [SAMPLERS, TRAINER]]
+    PARTS += [[TRAINER, SAMPLERS, JUMP_FILE], [published("ppo/3DBall.yaml"), SAMPLERS]]
 
 
 def names_of(paths: list[Path]) -> str:
@@ -152,16 +133,18 @@ def test_old_flat_file_gives_each_behavior_the_written_or_the_default_values() -
     flat = load_run_settings(OLD / "trainer_config.yaml")
     sections = to_plain(read_yaml(OLD / "trainer_config.yaml"))
     assert list(flat.behaviors) == [name for name in sections if name != "default"]
+    keys = {
+        "hyperparameters": "batch_size beta buffer_size epsilon lambd learning_rate",
+        "network_settings": "hidden_units normalize num_layers vis_encode_type",
+        "": "max_steps time_horizon summary_freq",
+    }
     for name, behavior in flat.behaviors.items():
         section = sections["default"] | sections[name]
-        hyperparameters, network = behavior.hyperparameters, behavior.network_settings
-        for key in ("batch_size", "beta", "buffer_size", "epsilon", "lambd", "learning_rate"):
-            assert getattr(hyperparameters, key) == section[key], f"{name}.{key}"
-        for key in ("hidden_units", "normalize", "num_layers", "vis_encode_type"):
-            assert getattr(network, key) == section[key], f"{name}.{key}"
-        for key in ("max_steps", "time_horizon", "summary_freq"):
-            assert getattr(behavior, key) == section[key], f"{name}.{key}"
-        assert (network.memory is not None) == section["use_recurrent"], name
+        for place, listed in keys.items():
+            part = getattr(behavior, place) if place else behavior
+            for key in listed.split():
+                assert getattr(part, key) == section[key], f"{name}.{key}"
+        assert (behavior.network_settings.memory is not None) == section["use_recurrent"], name
         assert list(behavior.reward_signals) == list(section["reward_signals"]), name
 
 
