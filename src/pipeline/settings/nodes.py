@@ -48,10 +48,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return a plain value as a tree of nodes, which all get `source` and `line`.
-
-    The keys of maps become text.
-    """
+    """Return a plain value as a tree of nodes with `source` and `line`; keys become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)

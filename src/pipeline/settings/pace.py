@@ -13,10 +13,7 @@ and the time of updates vary."""
 
 
 def free_share(*, n_cores: int, n_envs: int, n_threads: int) -> float:
-    """Return the share of the waiting time in which the trainer has a processor to itself.
-
-    Each environment is counted as one busy thread in addition to the trainer's.
-    """
+    """Return the share of the waiting time in which the trainer has a processor to itself."""
     # With more busy threads than cores, the system divides the cores evenly among the threads.
     return min(n_cores / (n_envs + n_threads), 1.0)
 

@@ -147,16 +147,10 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
 
 
 class Repeat(NamedTuple):
-    """A repeated key of a map."""
+    """A repeated key of a map, with its line, and the line at which the key occurs first."""
 
     node: Node
-    """The repeated key, with its line."""
     first: int
-    """Line at which the key occurs first."""
-
-    def __str__(self) -> str:
-        """Return the error message about the repeated key."""
-        return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
 def read_yaml(
@@ -278,10 +272,7 @@ def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def dump_yaml(value: Any) -> str:
-    """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal.
-
-    The value has maps with text keys, lists, tuples (written as lists), and scalars.
-    """
+    """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal."""
     # Names in other alphabets are written without escapes, so that they stay readable.
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100}
     text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=False, **options)
@@ -326,10 +317,10 @@ class _Builder:
             key = str(key_node.value)
             line = key_node.start_mark.line + 1
             if key in lines:
-                repeat = Repeat(Node(key, self._source, line), lines[key])
                 if self._repeats is None:
-                    raise _error(key_node, str(repeat))
-                self._repeats.append(repeat)
+                    text = f"the key {key!r} is written twice, first in line {lines[key]}"
+                    raise _error(key_node, text)
+                self._repeats.append(Repeat(Node(key, self._source, line), lines[key]))
             lines.setdefault(key, line)
             # YAML 1.2 dropped merge keys, but people and ML-Agents' files use them.
             if key_node.tag == _MERGE:

@@ -215,10 +215,7 @@ class SinkNames(tuple[str, ...]):
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
-    """Raise ContradictionError if `seeds` is empty or has repeated seeds.
-
-    `key` is the key of the seeds, and `named` the beginning of the message.
-    """
+    """Raise ContradictionError for the key `key` if seeds are absent or repeated."""
     if not seeds or len(set(seeds)) != len(seeds):
         text = f"{named}needs one seed or more, each once, got {list(seeds)}"
         raise ContradictionError(key, text)

@@ -115,10 +115,7 @@ class Params:
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
-        """Return the sections of params.yaml that stages depend on, in canonical form.
-
-        Equal values, such as `1e-3` and `0.001`, are equal text in the result.
-        """
+        """Return what stages depend on, in one form: `1e-3` and `0.001` are equal text."""
         keys = ("runtime", "environments", "demonstrations")
         values = to_map({key: getattr(self, key) for key in keys})
         # Experiments that `load_params` made for sweeps are left out: params.yaml lacks them.
@@ -151,10 +148,7 @@ class Params:
         return self._trainer_file(f"{sweep}/001", overrides)
 
     def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
-        """Return the trainer configuration of an experiment, with `overrides` as its overrides.
-
-        Each override gets the line of params.yaml that has the value, for errors.
-        """
+        """Return the trainer configuration; errors give the lines of overrides in params.yaml."""
         experiment, (sweep, _, number) = self.experiment(name), name.partition("/")
         written = [find(self.document, f"experiments.{experiment.base or name}.overrides")]
         if experiment.base is not None:

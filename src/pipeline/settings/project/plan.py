@@ -108,10 +108,7 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
-    """Return `{"plugins": versions}` if a plug-in package has the environment's simulator.
-
-    Empty for built-in simulators, and for environments with a source other than `builtin`.
-    """
+    """Return `{"plugins": versions}` if a plug-in package has the simulator; else {}."""
     simulator = getattr(environment, "name", None) or name
     # Built-in names have precedence.
     if not isinstance(environment, BuiltinSource) or simulator in OUR_SIMULATORS:

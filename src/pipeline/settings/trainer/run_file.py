@@ -1,8 +1,7 @@
 """Configuration files: conversion of a file and overrides to `RunSettings`, and back to a map.
 
 The steps are: read, convert to the present format, merge the overrides, remove deprecated keys,
-merge each behavior over `default_settings`, and last convert to types. Files
-that the settings name are checked before anything is built or started.
+merge each behavior over `default_settings`, and last convert to types.
 """
 
 from __future__ import annotations
@@ -64,16 +63,14 @@ def load_run_settings(
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
-            merged over the file before anything is checked. A node has the file and line of each
-            value, for errors.
+            merged over the file before anything is checked; or a node with files and lines.
         overrides_from: how errors name the place of the overrides.
         curriculum: a curriculum of ML-Agents before 0.18, as YAML, JSON or a folder of
             `<Behavior>.json`; its parameters replace parameters of the same name in the file.
         sampler: a sampler file of ML-Agents before 0.18; its parameters replace all others of the
             same name.
-        demonstrations_in: the folder to which relative paths of demonstrations refer. If the file
-            has mistakes, demonstrations that are missing in this folder are reported together with
-            the mistakes. With None only the mistakes are reported.
+        demonstrations_in: the folder whose missing demonstrations are reported together with
+            mistakes of the file; None to report only the mistakes.
 
     Raises:
         SettingsError: The file cannot be read, or has a mistake. The message has one line for each
@@ -183,10 +180,7 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 
 
 def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
-    """Add to `written` the settings that it omits although `inherited` has them.
-
-    Without these settings, the behavior would get the values of `inherited` when the file is read.
-    """
+    """Add to `written` the values that it omits and would inherit when the file is read."""
     for key in setting_hints(type(values)):
         if key in inherited and key not in written:
             written[key] = getattr(values, key)
@@ -444,12 +438,9 @@ def _beginning(settings: RunSettings, key: str) -> str:
 def refuse_missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> None:
-    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without them.
-
-    One behavior with demonstrations is enough: the environment may have only this one, as with
-    files of old releases, which list the behaviors of many environments. For the arguments see
-    `missing_demonstrations`.
-    """
+    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without them."""
+    # One behavior with demonstrations is enough: the environment may have only this one, as with
+    # files of old releases, which list the behaviors of many environments.
     missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
     if missing and len(missing) == (len(settings.behaviors) or 1):
         raise SettingsError(missing[0])
@@ -458,10 +449,7 @@ def refuse_missing_demonstrations(
 
 
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
-    """Refuse an `init_path` that does not exist and is not in `results/`.
-
-    Nothing is refused with `initialize_from`.
-    """
+    """Refuse an `init_path` that does not exist and is not in `results/`."""
     if settings.checkpoint_settings.initialize_from is not None:
         return  # init_path may then name a file in the run of `initialize_from`
     for name, trainer in settings.behaviors.items():

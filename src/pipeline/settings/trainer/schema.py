@@ -146,8 +146,20 @@ class DemoSource:
     """Relative probability with which the source's steps are drawn, compared to a source of weight
     1."""
 
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read a path, or a map with `path` and `weight`."""
+        if isinstance(node.value, dict):
+            source: Self = read_dataclass(cls, node, path)
+            return source
+        # A number may be a file's name; lists and truth values are mistakes.
+        if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
+            expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
+        return cls(path=read(str, node, path))
+
     def to_plain(self) -> str | dict[str, Any]:
-        """Return the plain value that `DemoPath.from_node` reads as this source."""
+        """Return the plain value that `from_node` reads as this source."""
         return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
 
 
@@ -162,10 +174,10 @@ class DemoPath:
     def from_node(cls, node: Node, path: str) -> Self:
         """Read a path, or a list of paths and of maps with `path` and `weight`."""
         if not isinstance(node.value, list):
-            return cls((_source(node, path),))
+            return cls((DemoSource.from_node(node, path),))
         if not node.value:
             raise fail(node, path, "needs at least one demonstration, got an empty list")
-        return cls(tuple(_source(item, join(path, i)) for i, item in enumerate(node.value)))
+        return cls(read(tuple[DemoSource, ...], node, path))
 
     def to_plain(self) -> Any:
         """Return the shortest plain value that `from_node` reads as an equal DemoPath."""
@@ -177,17 +189,6 @@ class DemoPath:
     def paths(self) -> tuple[str, ...]:
         """The path of each file or folder."""
         return tuple(source.path for source in self.sources)
-
-
-def _source(node: Node, path: str) -> DemoSource:
-    if isinstance(node.value, dict):
-        source: DemoSource = read_dataclass(DemoSource, node, path)
-        return source
-    # A number may be a file's name; lists and truth values are mistakes.
-    if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
-        expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
-        raise fail(node, path, f"needs {expected}, got {display(node)}")
-    return DemoSource(path=read(str, node, path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -773,10 +774,7 @@ class TrainerSettings:
         return replace(self, hyperparameters=decided)
 
     def contrary_sizes(self) -> Iterator[str]:
-        """Yield a warning for each setting that has no effect because of another setting.
-
-        For example, no summary is written if summary_freq is above max_steps.
-        """
+        """Yield a warning for each setting that has no effect because of another setting."""
         yield from self._contrary_buffers()
         # These are warnings and not errors, because a short test run may have a small max_steps on
         # purpose.
@@ -1255,12 +1253,9 @@ class RunSettings:
         return replace(self, behaviors={**self.behaviors, name: trainer})
 
     def with_seed(self, seed: int) -> "RunSettings":
-        """Return the same settings with the given seed, and with a seed for every sampler.
-
-        Samplers without a seed (-1) get seed, seed + 1, and so on, in the order of parameters and
-        lessons.
-        """
-        # This is the rule of ML-Agents, which draws the same values for the same file and seed.
+        """Return the same settings with the given seed, and with a seed for every sampler."""
+        # As in ML-Agents, samplers without a seed (-1) get seed, seed + 1, and so on, in the order
+        # of parameters and lessons.
         free = itertools.count(seed)
 
         def seeded(lesson: Lesson) -> Lesson:

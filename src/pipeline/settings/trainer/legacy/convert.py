@@ -106,10 +106,9 @@ def _map(node: Node) -> dict[str, Node]:
 
 @dataclass(kw_only=True, slots=True)
 class Present:
-    """A document in the present format, with a record of its conversion."""
+    """A document in the present format, with its old format and a record of its conversion."""
 
     family: Family
-    """The format of the given trainer configuration."""
     document: Node
     """The complete document; behaviors have not been merged over `default_settings` yet."""
     portable: Node
@@ -128,10 +127,7 @@ def to_present(
     sampler: Path | None = None,
     changes: Changes | None = None,
 ) -> Present:
-    """Convert a trainer configuration of any release to the present format.
-
-    `changes` has the changes and notes that were recorded while the document was read.
-    """
+    """Convert a trainer configuration of any release; `changes` has earlier changes and notes."""
     changes = changes or Changes()
     family = family_of(document)
     entries = dict(entries_of(document, ""))
@@ -242,10 +238,7 @@ def _with_parameters(document: Node, parameters: Node | None) -> Node:
 
 
 def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the lessons of each behavior's curriculum.
-
-    `place` is the key path of a curriculum in its file, with `{}` for the behavior.
-    """
+    """Return the lessons of curricula; `place` is their key path, `{}` the behavior in it."""
     parameters: dict[str, Node] = {}
     for behavior, node in curricula.items():
         at = place.format(behavior)
@@ -408,10 +401,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by behavior, from one file or from a folder of JSON files.
-
-    In a folder, each behavior has its own file.
-    """
+    """Return curricula by behavior, from one file or from a folder with a JSON file for each."""
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
@@ -429,10 +419,7 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
 
 
 def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
-    """Return the content of a curriculum or sampler file; `changes` gets notes on repeated keys.
-
-    A file that is clearly of another kind is refused.
-    """
+    """Return the content of a curriculum or sampler file; refuse a file of clearly another kind."""
     document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
     # `kind_of` also returns "trainer" for unclear documents.

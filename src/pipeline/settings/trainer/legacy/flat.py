@@ -189,10 +189,7 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set the hyperparameter `key` to `ratio`, the agent steps for each update.
-
-        `node` has the old value, a number of updates.
-        """
+        """Set a hyperparameter to the agent steps for each update; `node` counted updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
@@ -476,10 +473,7 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return the name of a behavior that `mlagents-learn` cannot merge over the default.
-
-        None if it can merge all behaviors.
-        """
+        """Return a behavior that `mlagents-learn` cannot merge over the default, or None."""
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
