@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refusals import refusal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.project.params import load_params
+from pipeline.settings.project.params import Params, load_params
 from pipeline.settings.project.plan import check_settings, plan, write_plan
 from pipeline.settings.project.sweeps import Axis, BestParams, Interval, SweepParams
 from pipeline.settings.reader import ContradictionError
@@ -245,3 +245,54 @@ def test_wrong_value_of_a_sweep_is_reported_at_the_line_of_the_value(method, fol
     assert refusal(SettingsError, check_settings, load_params(file)) == (
         f"{file}:{text.count(chr(10))}: {key}: needs a whole number, got 'many'"
     )
+
+
+# --- reports of Optuna users: unusable values were found only after hours -----------------------
+
+
+def search(folder: Path, key: str, values: str, other: str = "max_steps: [50, 60]") -> Params:
+    head = ADAPTIVE.partition(f"      {RATE}")[0]
+    keys = f"      behaviors.Ball.{key}: {values}\n      behaviors.Ball.{other}\n"
+    (folder / "params.yaml").write_text(f"{head}{keys}    seeds: [2]\n")
+    return load_params(folder / "params.yaml")
+
+
+UNUSABLE = {
+    "a value of a list": ("network_settings.normalize", "[true, maybe]", "got 'maybe'"),
+    "a misspelt value": ("network_settings.vis_encode_type", "[simple, natur]", "'natur' is not"),
+    "a range from below": ("hyperparameters.beta", "{min: -0.001, max: 0.01}", "got -0.001"),
+    "a range to above": ("hyperparameters.lambd", "{min: 0.9, max: 1.2}", "at most 1, got 1.2"),
+    "fractions": ("network_settings.hidden_units", "{min: 32, max: 256}", "number, got 170.432"),
+    "a key that is not there": ("hyperparameters.batch", "[1, 2]", "unknown key 'batch'"),
+}
+
+
+@pytest.mark.parametrize("wrong", UNUSABLE.values(), ids=UNUSABLE)
+def test_unusable_sweep_value_is_refused_before_the_first_trial(folder: Path, wrong):
+    key, values, said = wrong
+    params = search(folder, key, values)
+    message = refusal(SettingsError, check_settings, params)
+    line = ADAPTIVE.partition(RATE)[0].count("\n") + 1
+    assert message.startswith(f"{params.path}:{line}: behaviors.Ball")
+    assert key.rpartition(".")[2] in message
+    assert said in message
+
+
+def test_sweep_values_of_two_keys_that_contradict_each_other_are_refused(folder: Path):
+    """Each value is allowed together with another value of the other key."""
+    key, other = "network_settings.memory.sequence_length", "hyperparameters.batch_size:"
+    check_settings(search(folder, key, "[16, 32]", f"{other} [32, 512]"))
+    check_settings(search(folder, key, "[16, 256]", f"{other} [256, 512]"))
+    params = search(folder, key, "[16, 256]", f"{other} [32, 512]")
+    message = refusal(SettingsError, check_settings, params)
+    assert "batch_size when using memory, got 256 with batch_size 32" in message
+
+
+def test_sweep_with_only_allowed_values_is_accepted(folder: Path):
+    for key, values in (
+        ("hyperparameters.learning_rate", "{min: 1e-5, max: 1e-2, scale: log}"),
+        ("network_settings.hidden_units", "{min: 32, max: 256, integer: true}"),
+        ("network_settings.normalize", "[true, false]"),
+        ("network_settings", "[{hidden_units: 4}, {num_layers: 3}]"),
+    ):
+        check_settings(search(folder, key, values))
