@@ -26,15 +26,12 @@ from pipeline.settings.trainer.schema import (
     HYPERPARAMETERS,
     REWARD_SIGNALS,
     SAMPLERS,
-    CheckpointSettings,
     CompletionCriteria,
     ConstantSampler,
     CuriositySettings,
     DemoPath,
     DemoSource,
-    EngineSettings,
     EnvironmentParameter,
-    EnvironmentSettings,
     GaussianSampler,
     Lesson,
     MemorySettings,
@@ -44,7 +41,6 @@ from pipeline.settings.trainer.schema import (
     RNDSettings,
     RunSettings,
     SACSettings,
-    TorchSettings,
     TrainerSettings,
     UniformSampler,
 )
@@ -164,15 +160,6 @@ def test_values_yes_and_no_are_booleans_only_for_boolean_keys(words: str, value:
         assert behavior(f"{{init_path: {word}}}").init_path == word  # a name elsewhere
 
 
-@pytest.mark.parametrize("hidden", [1, 10, 130])
-def test_poca_refuses_hidden_units_that_its_attention_heads_cannot_divide(hidden: int) -> None:
-    network = f"network_settings: {{hidden_units: {hidden}}}"
-    pattern = rf"hidden_units: must be a multiple of 4.*got {hidden}"
-    with pytest.raises(SettingsError, match=pattern):
-        behavior(f"{{trainer_type: poca, {network}}}")
-    assert behavior(f"{{trainer_type: ppo, {network}}}").network_settings.hidden_units == hidden
-
-
 NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
 MOVED = "encoding_size: 'encoding_size' was deprecated for RewardSignals. "
 MOVED += "Please use network_settings"
@@ -228,9 +215,7 @@ behaviors:
     assert b.network_settings.memory is None
 
 
-def test_default_settings_get_default_values_before_behaviors_inherit_from_default_settings() -> (
-    None
-):
+def test_default_settings_get_default_values_before_behaviors_inherit_from_default_settings():
     settings = load("""
 default_settings: {trainer_type: ppo}
 behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_signals: {rnd: {}}}}
@@ -242,19 +227,13 @@ behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_sign
 
 
 def test_inherited_mistake_is_reported_at_its_line_in_default_settings() -> None:
-    text = """\
-default_settings:
-  trainer_type: ppo
-  network_settings:
-    memory: {sequence_length: 64}
-behaviors:
-  A:
-    hyperparameters: {batch_size: 32}
+    text = """default_settings:
+  network_settings: {memory: {sequence_length: 64}}
+behaviors: {A: {trainer_type: ppo, hyperparameters: {batch_size: 32}}}
 """
-    assert refusal(SettingsError, load, text).startswith(
-        "config.yaml:4: behaviors.A.network_settings.memory.sequence_length: must be less than or "
-        "equal to batch_size"
-    )
+    place = "config.yaml:2: behaviors.A.network_settings.memory.sequence_length"
+    said = f"{place}: must be less than or equal to batch_size"
+    assert refusal(SettingsError, load, text).startswith(said)
 
 
 RENAME = " ({file}). The environment gives this name: rename 'Walker' there to 'Waler'."
@@ -313,11 +292,7 @@ def test_sampler_seeds_count_up_from_the_seed_of_the_run() -> None:
     assert seeds == [[[20], [11], [21, 22]], [[-1], [11], [-1, -1]]]
 
 
-RATED = """behaviors:
-  Pong:
-    trainer_type: ppo
-    self_play: {save_steps: 100}
-  Solo: {trainer_type: ppo}
+RATED = """behaviors: {Pong: {self_play: {save_steps: 100}}, Solo: {}}
 environment_parameters:
   speed:
     curriculum:
@@ -362,7 +337,7 @@ def test_lesson_that_measures_elo_without_self_play_is_refused(behavior: str) ->
     text = RATED.replace("behavior: Pong", f"behavior: {behavior}")
     text += "default_settings: {trainer_type: ppo}\n"
     assert refusal(SettingsError, load, text).endswith(
-        ".yaml:12: environment_parameters.speed.curriculum[0].completion_criteria.measure: only "
+        ".yaml:8: environment_parameters.speed.curriculum[0].completion_criteria.measure: only "
         f"self-play rates a policy, and '{behavior}' has none; give behaviors.{behavior} the "
         "section self_play, or measure reward"
     )
@@ -383,9 +358,8 @@ def test_overrides_replace_values_of_the_configuration_file(
     tmp_path: Path, overrides: dict[str, object]
 ) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text(
-        "behaviors: {A: {trainer_type: sac, hyperparameters: {batch_size: 9, tau: 0.5}}}"
-    )
+    numbers = "{batch_size: 9, tau: 0.5}"
+    file.write_text(f"behaviors: {{A: {{trainer_type: sac, hyperparameters: {numbers}}}}}")
     settings = load_run_settings(file, overrides=overrides).behaviors["A"].hyperparameters
     assert settings == SACSettings(batch_size=5, tau=0.5)
 
@@ -513,16 +487,11 @@ PARAMETERS = st.builds(
 
 @settings(max_examples=50)
 @given(
-    st.builds(
+    settings_of(
         RunSettings,
         default_settings=st.none() | trainers(),
         behaviors=st.dictionaries(st.text("AB.", min_size=1), trainers(), max_size=1),
         environment_parameters=st.none() | st.dictionaries(st.text("p.", min_size=1), PARAMETERS),
-        env_settings=settings_of(EnvironmentSettings),
-        engine_settings=settings_of(EngineSettings),
-        checkpoint_settings=settings_of(CheckpointSettings),
-        torch_settings=settings_of(TorchSettings),
-        debug=st.booleans(),
     )
 )
 def test_settings_that_are_written_to_a_file_are_read_back_as_equal_settings(

@@ -94,7 +94,11 @@ RANGES = "sampler_type: multirangeuniform, sampler_parameters: {intervals"
 # Text of a behavior or of an environment parameter, and the start of the message after its name.
 MEMORY = "{network_settings: {memory: yes}}"
 SIZES = "{sequence_length: 64, memory_size: 128}"
+WIDTH = "hidden_units: must be a multiple of 4 with the trainer type 'poca', whose critic has as "
+WIDTH += "many attention heads, got"
+POCA = "{trainer_type: poca, network_settings: {hidden_units: "
 IN_BEHAVIORS = [
+    *((f"{POCA}{n}}}}}", f"network_settings.{WIDTH} {n}") for n in (1, 10, 130)),
     ("{reward_signals: {}}", "reward_signals: needs at least one reward signal"),
     (MEMORY, f"network_settings.memory: {MAP} 'yes'; write {SIZES}, or leave it out"),
     ("{self_play: true}", f"self_play: {MAP} True; write {{}} for the defaults, or leave it out"),
