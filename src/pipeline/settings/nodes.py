@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,6 +105,13 @@ def find(node: Node, keys: str) -> Node:
             break
         node = node.value[key]
     return node
+
+
+def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield a node at the key path `path`, and all nodes in its maps with their key paths."""
+    yield path, node
+    for key, item in node.value.items() if isinstance(node.value, dict) else ():
+        yield from walk(item, join(path, key))
 
 
 def fail_at(root: Node, path: str, message: str) -> SettingsError:

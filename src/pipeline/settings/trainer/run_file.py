@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError, shell_command
 from pipeline.files import similar
-from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, undotted
+from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, undotted, walk
 from pipeline.settings.reader import entries_of, read_dataclass, setting_hints, suggestion, to_map
 from pipeline.settings.trainer.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.trainer.legacy.convert import (
@@ -93,14 +93,14 @@ def load_run_settings(
         # All independent mistakes of the file are reported together, not one at each try.
         settings = structure(document)
     if mistakes.found and demonstrations_in is not None:
-        mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
+        mistakes.found += _missing_demonstrations(document, demonstrations_in)
     mistakes.refuse()
     _tell(present, path)  # this is last, so that a file with a mistake gives only the error
     return replace(
         settings,
         from_file=path is not None,
         refused=present.refused,
-        places=dict(_places(document, "")),
+        places=dict(_places(document)),
     )
 
 
@@ -229,31 +229,27 @@ def as_resolved(node: Node, resolved: Any) -> Any:
     return node.value if resolved is None else resolved
 
 
-def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
+def _places(document: Node) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the place (`file:line`) of values that later checks may refuse."""
-    if path.endswith(_PLACED_KEYS):
-        yield path, node.where
-        for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
-            yield join(path, index), item.where
-    elif isinstance(node.value, dict):
-        for key, item in node.value.items():
-            # The error about an unlisted behavior needs the place of each behavior's name.
-            if path == "behaviors":
-                yield join(path, key), item.where
-            yield from _places(item, join(path, key))
+    # The error about an unlisted behavior needs the place of each behavior's name.
+    for name, item in document.value.get("behaviors", Node({}, "")).value.items():
+        yield join("behaviors", name), item.where
+    for path, node in walk(document):
+        if path.endswith(_PLACED_KEYS):
+            yield path, node.where
+            for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
+                yield join(path, index), item.where
 
 
-def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
+def _missing_demonstrations(document: Node, folder: Path) -> Iterator[SettingsError]:
     """Yield an error for each path in a `demo_path` that has no demonstrations in `folder`."""
-    if path.endswith(".demo_path"):
-        with contextlib.suppress(SettingsError):  # a value that is no path is reported elsewhere
-            # The document is searched, because there are no settings if it has mistakes.
-            for text in DemoPath.from_node(node, path).paths:
-                if wrong := why_no_demonstrations(text, folder):
-                    yield fail(node, path, wrong)
-    elif isinstance(node.value, dict):
-        for key, item in node.value.items():
-            yield from _missing_demonstrations(item, join(path, key), folder)
+    # The document is searched, because there are no settings if it has mistakes.
+    for path, node in walk(document):
+        if path.endswith(".demo_path"):
+            with contextlib.suppress(SettingsError):  # not a path, which is reported elsewhere
+                for text in DemoPath.from_node(node, path).paths:
+                    if wrong := why_no_demonstrations(text, folder):
+                        yield fail(node, path, wrong)
 
 
 def _refuse_unusable(document: Node) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.nodes import Node, fail, from_plain, join
+from pipeline.settings.nodes import Node, fail, from_plain, join, walk
 from pipeline.settings.reader import (
     Positive,
     choice,
@@ -173,7 +173,7 @@ class Section:
 
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Set the behavior's value at `place` to `node`, which the section has at the key `old`."""
-        self._set(node, place)
+        self.set(node, *place)
         # A change is recorded where the key is written, not again for each behavior that inherits
         # it.
         if self.is_own(node):
@@ -182,7 +182,7 @@ class Section:
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
         """Set `place` to the old default `value`, which is not today's; `at` gives the line."""
-        self._set(from_plain(value, at.source, at.line), place)
+        self.set(from_plain(value, at.source, at.line), *place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
             text = f"{new} is {value}, the old default"
@@ -204,10 +204,13 @@ class Section:
         text = f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
         self.gone(node, old, text)
 
-    def _set(self, node: Node, place: tuple[str, ...]) -> None:
+    def set(self, node: Node, *place: str) -> None:
+        """Set the behavior's value at `place`, without a record."""
         target = self.behavior
         for key in place[:-1]:
-            target = target.setdefault(key, {})
+            if not isinstance(target.get(key), dict):  # also for the node of an empty section
+                target[key] = {}
+            target = target[key]
         target[place[-1]] = node
 
 
@@ -300,8 +303,6 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # keys can be put into a plain map only, and not into a Node
-        section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
             section.put(node, "network_settings", "memory", key, old=key)
@@ -385,14 +386,12 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # keys can be put into a plain map only, and not into a Node
-        section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
     if gamma is None:
-        section.behavior["reward_signals"]["extrinsic"] = empty
+        section.set(empty, "reward_signals", "extrinsic")
     else:  # gamma discounted the sum of both rewards
-        section.behavior["reward_signals"]["curiosity"]["gamma"] = gamma
+        section.set(gamma, "reward_signals", "curiosity", "gamma")
 
 
 def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
@@ -504,11 +503,11 @@ class FlatFile:
         target = self._resolved(name)
         # A flat section replaces whole values of the default section, maps included.
         entries = shared.value | target.value
-        inherited = frozenset(_places(shared))
+        inherited = frozenset(item.where for _, item in walk(shared))
         # Changes in another section are reported once, where that section is converted.
         elsewhere = inherited
         if target is not node:
-            elsewhere |= frozenset(_places(target))
+            elsewhere |= frozenset(item.where for _, item in walk(target))
             text = f"named the section {node.value}; the settings of that section are copied"
             self.changes.moved(node, old, new, text)
         if self._cannot_imitate(name, entries):
@@ -607,11 +606,3 @@ def _difference(
     # null removes an inherited entry, see `behavior_over`.
     taken_away = {key: Node(None, full.source, full.line) for key in base if key not in target}
     return entries | taken_away
-
-
-def _places(node: Node) -> Iterator[str]:
-    if not isinstance(node.value, dict):
-        return
-    for item in node.value.values():
-        yield item.where
-        yield from _places(item)
