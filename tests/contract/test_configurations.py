@@ -36,9 +36,7 @@ def published(name: str) -> Path:
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("path", PRESENT, ids=name_of)
-def test_published_configuration_keeps_every_written_value(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_published_configuration_keeps_every_written_value(path, caplog):
     written = to_plain(read_yaml(path))
     read = to_mapping(load_run_settings(path))
 
@@ -98,9 +96,7 @@ def settings_of(paths: list[Path]) -> RunSettings:
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_every_published_configuration_passes_the_command_config_check(
-    paths: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_published_configuration_passes_the_command_config_check(paths, capsys):
     files = files_of(paths) if len(paths) > 1 else {"": paths[0]}
     words = [str(files.pop(""))]
     words += [word for option, path in files.items() for word in (f"--{option}", str(path))]
@@ -111,9 +107,7 @@ def test_every_published_configuration_passes_the_command_config_check(
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_upgraded_file_gives_the_settings_of_the_original_files(
-    paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_upgraded_file_gives_the_settings_of_the_original_files(paths, tmp_path, capsys):
     new = tmp_path / "new.yaml"
     assert main(["config", "upgrade", *map(str, paths), "-o", str(new)]) == 0
     output = capsys.readouterr().out
@@ -149,9 +143,7 @@ def test_old_flat_file_gives_each_behavior_the_written_or_the_default_values() -
 
 
 @pytest.mark.parametrize("path", OWN, ids=name_of)
-def test_our_own_configurations_load_without_a_warning(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_our_own_configurations_load_without_a_warning(path, caplog):
     settings = load_run_settings(path)
     assert settings.behaviors
     assert all(item.trainer_type in HYPERPARAMETERS for item in settings.behaviors.values())

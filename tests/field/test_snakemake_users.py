@@ -123,9 +123,7 @@ def test_other_spelling_of_a_value_does_not_change_the_parameters_that_snakemake
 
 
 @pytest.mark.parametrize("edit", OTHER_VALUES.values(), ids=OTHER_VALUES)
-def test_changed_value_changes_the_parameters_that_snakemake_compares(
-    edit: tuple[str, str], tmp_path: Path
-):
+def test_changed_value_changes_the_parameters_that_snakemake_compares(edit, tmp_path):
     assert watched(tmp_path, edited(*edit)) != watched(tmp_path, PARAMS)
 
 

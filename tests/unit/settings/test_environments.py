@@ -68,9 +68,7 @@ def test_each_kind_of_environment_source_is_read_with_its_own_keys(text, meant):
         *((path, PathSource(path=path)) for path in ("./Game", "Game.x86_64", "C:\\Games\\Game")),
     ],
 )
-def test_environment_given_as_one_name_gets_its_source_from_the_form_of_the_name(
-    name: str, meant: EnvironmentParams
-) -> None:
+def test_environment_given_as_one_name_gets_its_source_from_the_form_of_the_name(name, meant):
     assert named(name) == meant
     assert read(f"'{name}'") == meant
 

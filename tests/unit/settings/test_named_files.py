@@ -140,9 +140,7 @@ def test_demonstration_may_be_missing_if_training_waits_for_the_stage_that_recor
 
 
 @pytest.mark.parametrize("first", [None, "there.pt", "results/other/checkpoint.pt"])
-def test_missing_initial_weights_of_any_behavior_are_reported_with_source_and_key(
-    first: str | None, folder
-) -> None:
+def test_missing_initial_weights_of_any_behavior_are_reported_with_source_and_key(first, folder):
     place = folder / "elsewhere"
     place.mkdir()
     (place / "there.pt").touch()

@@ -177,9 +177,7 @@ def test_experiment_that_trains_on_recorded_demonstrations_must_name_them_in_par
     write_plan(replace(params, experiments=experiments), folder / "runs.yaml")
 
 
-def test_plan_of_more_than_100_stages_logs_a_warning_about_dvc(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_plan_of_more_than_100_stages_logs_a_warning_about_dvc(folder, caplog):
     file = folder / "params.yaml"
     file.write_text(FILE.replace("[3, 1]", str(list(range(90)))))
     write_plan(load_params(file), folder / "runs.yaml")

@@ -251,9 +251,7 @@ def test_behavior_missing_in_the_configuration_file_is_an_error_without_default_
     assert message == f"{start}configuration{remedy.format(file=file)}"
 
 
-def test_without_a_configuration_file_every_behavior_gets_ppo_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_configuration_file_every_behavior_gets_ppo_with_a_warning(caplog):
     assert load_run_settings(None).for_behavior("Any") == TrainerSettings()
     assert "A default configuration will be used." in caplog.text
 
@@ -354,9 +352,7 @@ def test_lesson_that_measures_elo_without_self_play_is_refused(behavior: str) ->
         {"behaviors.A": {"hyperparameters": {"batch_size": 5.0}}},
     ],
 )
-def test_overrides_replace_values_of_the_configuration_file(
-    tmp_path: Path, overrides: dict[str, object]
-) -> None:
+def test_overrides_replace_values_of_the_configuration_file(tmp_path, overrides):
     file = tmp_path / "c.yaml"
     numbers = "{batch_size: 9, tau: 0.5}"
     file.write_text(f"behaviors: {{A: {{trainer_type: sac, hyperparameters: {numbers}}}}}")
@@ -494,9 +490,7 @@ PARAMETERS = st.builds(
         environment_parameters=st.none() | st.dictionaries(st.text("p.", min_size=1), PARAMETERS),
     )
 )
-def test_settings_that_are_written_to_a_file_are_read_back_as_equal_settings(
-    settings: RunSettings,
-) -> None:
+def test_settings_that_are_written_to_a_file_are_read_back_as_equal_settings(settings):
     assert load(dump_yaml(to_mapping(settings))) == settings
 
 

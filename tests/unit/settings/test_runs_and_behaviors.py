@@ -79,9 +79,7 @@ def params(tmp_path) -> Params:
     return described(tmp_path)
 
 
-def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(params, monkeypatch):
     """Threads, plug-ins and sweep values are dependencies of pretrain and train only."""
     packages = {"cloned": {"a": "1"}, "base": {}, "grid/002": {"b": "2"}}
     monkeypatch.setattr(Params, "plugins", lambda _self, name: packages.get(name, {}))
@@ -216,9 +214,7 @@ def test_settings_that_a_behavior_inherits_do_not_depend_on_the_other_behaviors(
     assert alone["Plain"].reward_signals == defaults.reward_signals
 
 
-def test_optuna_study_gets_every_trial_with_values_score_and_state(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_optuna_study_gets_every_trial_with_values_score_and_state(params, monkeypatch):
     optuna = pytest.importorskip("optuna")
     told, seeds = [], []
 
@@ -280,9 +276,7 @@ def test_checked_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_tim
     assert pairs == [(1, 3), (2, 3), (1, 3), (1, 4), (1, 5)]
 
 
-def test_method_network_settings_returns_only_trainer_types_and_network_sections(
-    params: Params,
-) -> None:
+def test_method_network_settings_returns_only_trainer_types_and_network_sections(params):
     networks, folder = "network_settings: {hidden_units: 24}", params.path.parent
     defaults = f"default_settings: {{trainer_type: poca, {networks}, max_steps: 9}}\n"
     ball = "{trainer_type: sac, network_settings: {num_layers: 1}}"

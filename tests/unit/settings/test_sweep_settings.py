@@ -70,9 +70,7 @@ def test_grid_sweep_has_every_combination_once(folder: Path):
     ]
 
 
-def test_list_sweep_has_one_trial_per_configuration_and_refuses_repeated_seeds_for_the_best() -> (
-    None
-):
+def test_list_sweep_has_one_trial_per_configuration_and_refuses_repeated_seeds_for_the_best():
     changes = ({"a.b": 1}, {"a.c": 2})
     common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
     assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
@@ -107,9 +105,7 @@ def test_logarithmic_interval_of_a_sweep_gives_values_of_every_order_of_magnitud
     seed=st.integers(0, 99),
     whole=st.booleans(),
 )
-def test_values_drawn_for_a_random_sweep_lie_in_the_given_interval(
-    low: float, width: float, seed: int, whole: bool
-):
+def test_values_drawn_for_a_random_sweep_lie_in_the_given_interval(low, width, seed, whole):
     low, high = (low, low + 1.0 + width) if whole else (low, low + width)
     axis = Axis(interval=Interval(min=low, max=high, integer=whole))
     for trial in random_sweep(seed=seed, x=axis).values():
@@ -170,9 +166,7 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_sweep_with_parallel_2_proposes_trial_n_after_the_result_of_trial_n_minus_2(
-    folder: Path,
-):
+def test_sweep_with_parallel_2_proposes_trial_n_after_the_result_of_trial_n_minus_2(folder):
     sweep = adaptive(folder)
     assert sweep.proposed() == {"003": "001", "004": "002", "005": "003", "006": "004"}
     trials = sweep.trials()

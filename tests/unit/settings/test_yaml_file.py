@@ -101,9 +101,7 @@ def test_yaml_keys_are_read_as_text_in_their_original_spelling() -> None:
         (f"a: [1, 0o{'7' * 5000}]\n", "x.yaml:1:", "too many digits"),
     ],
 )
-def test_error_for_yaml_text_that_is_invalid_or_not_plain_data_names_the_line(
-    text: str, where: str, words: str
-) -> None:
+def test_error_for_yaml_text_that_is_invalid_or_not_plain_data_names_the_line(text, where, words):
     message = refusal(SettingsError, parse_yaml, text, source="x.yaml")
     assert message.startswith(where)
     assert words in message
@@ -171,15 +169,11 @@ def test_value_that_is_written_as_yaml_is_read_back_as_an_equal_value(value: Any
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), PLAIN, max_size=4))
-def test_value_that_is_written_as_yaml_is_read_as_an_equal_value_by_a_yaml_1_1_reader(
-    value: Any,
-) -> None:
+def test_value_that_is_written_as_yaml_is_read_as_an_equal_value_by_a_yaml_1_1_reader(value):
     assert yaml.safe_load(dump_yaml(value)) == value
 
 
-def test_yaml_reader_stops_at_the_value_limit_before_it_reads_the_rest_of_the_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_yaml_reader_stops_at_the_value_limit_before_it_reads_the_rest_of_the_text(monkeypatch):
     monkeypatch.setattr(yaml_file, "_MOST_VALUES", 100)
     with pytest.raises(SettingsError, match=r"x\.yaml:100: .* more than 100 values"):
         parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # the invalid end is never read
