@@ -254,10 +254,8 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
 
 
 def _refuse_missing_builds(params: Params) -> None:
-    """Refuse an environment's build that does not exist, if its path is outside the project.
-
-    Inside the project, a missing build may be the output of a stage that the user has added.
-    """
+    """Refuse an environment's build that does not exist, if it is outside the project."""
+    # Inside the project, a missing build may be the output of a stage that the user has added.
     folder = params.path.parent
     for name, environment in params.environments.items():
         path = PurePath(getattr(environment, "path", ""))

@@ -181,11 +181,7 @@ class SweepParams:
             raise ContradictionError("best", f"{text} {list(self.seeds)}")
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Return the dotted keys and values that each trial changes, by number from `001`.
-
-        The map of a trial that Optuna proposes is empty: the file `proposal_file` will have the
-        values.
-        """
+        """Return the values by dotted key that each trial changes; empty for a proposed trial."""
         if self.method == "list":
             changes = [dict(configuration) for configuration in self.configurations]
         elif self.method == "grid":

@@ -210,10 +210,7 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_resolved(node: Node, resolved: Any) -> Any:
-    """Return the keys of a document or of nested overrides, with their values in `resolved`.
-
-    `resolved` is a map that `to_mapping` returned, or a part of it.
-    """
+    """Return the keys of a document or of overrides, with their values in a `to_mapping`."""
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
     # In a file a value may stand for a curriculum of one lesson, and a number for a constant
@@ -275,10 +272,7 @@ def _refuse_unusable(document: Node) -> None:
 
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
-    """Return a file's top-level entries without those that belong in a section.
-
-    `mistakes` gets an error about each misplaced entry.
-    """
+    """Return the top-level entries that do not belong in a section; refuse the others."""
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
@@ -363,11 +357,8 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior, because the lesson would never end.
-
-    Raise an error for a lesson that measures the Elo rating of a behavior without self-play,
-    because such a lesson would never end, either.
-    """
+    """Warn of lessons that measure an unknown behavior, and refuse Elo without self-play."""
+    # Such lessons would never end.
     # With default_settings, a lesson may measure a behavior that the file does not list.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():

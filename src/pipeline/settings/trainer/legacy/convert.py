@@ -212,11 +212,7 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the environment parameters `present`, merged with the parameters in all `parts`.
-
-    A later item of `parts` overrides an earlier item, and `changes` gets a note about the
-    overridden parameter. If `parts` has no parameters, `present` is returned.
-    """
+    """Return `present` with the parameters of all parts; later parts win, with a note."""
     if not any(parts):
         return present
     parameters: dict[str, Node] = {}
@@ -361,13 +357,11 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
 def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
     """Return the content of a file: JSON if its name ends in `.json`, else YAML.
 
-    In files of old formats a repeated key takes its last value, as in ML-Agents; `changes` gets a
-    note about each repeated key.
+    In files of old formats a repeated key takes its last value, as in ML-Agents.
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
-    # Repeated keys are an error only in the present format, and the format is known only after
-    # reading; so this first reading collects repeated keys.
+    # Repeated keys are an error only in the present format, which is known only after reading.
     document = read(path, what=what, repeats=repeats)
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
         read(path, what=what)  # this raises an error for the first repeated key

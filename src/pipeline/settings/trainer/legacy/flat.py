@@ -440,13 +440,9 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
 
 
 class FlatFile:
-    """The sections of a flat file, converted to the present format.
+    """The sections of a flat file, with the key path `below`, converted to the present format.
 
-    Args:
-        sections: sections by name, including `default`; each is a map, or the name of another
-            section.
-        below: key path of the sections: empty, or `behaviors`.
-        changes: gets the changes that the conversion makes.
+    A section is a map, or the name of another section.
     """
 
     def __init__(self, sections: dict[str, Node], below: str, changes: Changes) -> None:
@@ -540,11 +536,7 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Return whether a section has an imitation trainer but no demonstration.
-
-        Such a section is recorded in `refused` and in `changes`, unless it is the default section.
-        Refuses a section with a missing or unknown trainer.
-        """
+        """Return whether a section imitates without a demonstration, and record it as refused."""
         old = join(self.below, name)
         if "trainer" not in entries:
             text = "the 'trainer' key must be set here or in the default section."
@@ -569,13 +561,10 @@ class FlatFile:
 
 
 def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:
-    """Return a behavior that gives the settings of `full` when it is merged over `default`.
-
-    In a flat file a section replaces whole values of the default section; the present format merges
-    at every depth. Values that would differ after the merge are therefore written out, and a reward
-    signal that only `default` has becomes null. `inherited` has the places of values from other
-    sections.
-    """
+    """Return a behavior that gives the settings of `full` when it is merged over `default`."""
+    # In a flat file a section replaces whole values of the default section; the present format
+    # merges at every depth. Values that would differ after the merge are therefore written out, and
+    # a reward signal that only `default` has becomes null.
     # Complete plain settings are compared, so that equal values in other spellings are equal.
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
@@ -587,10 +576,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
 def _difference(
     full: Node, target: dict[str, Any], base: dict[str, Any], inherited: frozenset[str]
 ) -> dict[str, Node]:
-    """Return entries that change `base` into `target`, and all entries written in the section.
-
-    Written values keep their nodes in `full`; other values get nodes with the place of `full`.
-    """
+    """Return entries that change `base` into `target`, and all entries written in the section."""
     entries: dict[str, Node] = {}
     written = full.value if isinstance(full.value, dict) else {}
     for key in {**written, **target}:
