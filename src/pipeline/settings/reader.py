@@ -41,8 +41,7 @@ class ContradictionError(ValueError):
     """Two values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
-        # The exception's text begins with the key, because callers that build settings in Python
-        # have no file that shows the key.
+        # Callers that build settings in Python have no file that shows the key.
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -163,8 +162,7 @@ def read_dataclass(
                 at = join(path, item.name)
                 values[item.name] = read(known[item.name], entries[item.name], at)
             elif copied in entries and copied not in failed:
-                # An error names the key to which the value is copied, and the line of the key from
-                # which the value is copied.
+                # An error has the key of this field, and the line of the copied key.
                 source = read(known[item.name], entries[copied], join(path, item.name))
                 times = item.metadata.get("times")
                 values[item.name] = source if times is None else source * times
@@ -363,8 +361,7 @@ def _read_bool(node: Node, path: str) -> bool:
 def _read_text(node: Node, path: str) -> str:
     if isinstance(node.value, str):
         return node.value
-    # A number may be meant as text, as in `run_id: 007`. True is an int in Python, but is not read
-    # as text here.
+    # A number may be meant as text, as in `run_id: 007`; true and false may not.
     if isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return str(node.text)
     raise fail(node, path, f"needs text, got {display(node)}")

@@ -74,20 +74,17 @@ class _Loader(yaml.SafeLoader):
     map's arguments: the map is read as a plain map, and no Python object is made.
     """
 
-    # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
-    # inherited resolvers follow YAML 1.1.
+    # The inherited resolvers follow YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML has this class attribute
     _n_nodes = 0
     _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # A tag is checked before the values below it are composed, so that the first refused tag of
-        # the file is reported.
+        # A tag is checked before the values below it, so that the first refused tag is reported.
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
-        # The map of behaviors that ML-Agents writes has its arguments under `args`. If it has no
-        # behaviors, it is written as the list of its arguments.
+        # The arguments of the map are under `args`; a map without behaviors is a list of them.
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, because settings are plain data")
@@ -121,14 +118,12 @@ class _Dumper(yaml.SafeDumper):
     """A safe dumper that quotes all text which YAML 1.1 or 1.2 would not read as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML has this class attribute
-        # The lists are copied, because changing PyYAML's own lists would affect all users of PyYAML
-        # in this process.
+        # PyYAML's own lists are those of all users of PyYAML in this process.
         first: list(resolvers)
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
-    # Equal maps are written out twice, because with an alias an edit of one map would change the
-    # other map.
+    # With an alias, an edit of one of two equal maps would change the other.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # the signature is PyYAML's
         return True
 
@@ -242,8 +237,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
             kinds = [misread(key) for key, _ in node.value]
             for (key, value), kind in zip(node.value, kinds, strict=True):
                 inside, line = join(at, key.value), key.start_mark.line + 1
-                # Names must be text. In any other map, one number among text keys is enough to make
-                # the keys unsortable.
+                # Names must be text; one number among other text keys makes the keys unsortable.
                 if kind is not None and (at in named or len(set(kinds)) > 1):
                     yield inside, Node(key.value, str(path), line), kind
                 yield from walk(value, inside)

@@ -242,8 +242,7 @@ class PathSource(EnvironmentParams):
             name = app.as_posix()
         elif program.is_file() and _is_player(program):
             name = folder.as_posix()
-        # The whole folder is copied, and a copy of a folder that contains the project would contain
-        # itself.
+        # The whole folder is copied, and it must not contain the copy itself.
         copied, project = (root / name).resolve(), root.resolve()
         if project.is_relative_to(copied):
             raise SettingsError(

@@ -178,8 +178,7 @@ class ExperimentParams:
         if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
-        # A missing stage is refused here, so that neither DVC nor Snakemake starts with a missing
-        # input.
+        # DVC and Snakemake must not start with a missing input.
         for stage, before in {"export": "train", "evaluate": "export"}.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")

@@ -224,8 +224,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
-    # The following checks concern names that one section uses of another. Names are checked first,
-    # because all other messages contain names.
+    # These checks concern names. The names themselves come first: all other messages contain them.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
         _check_names(root, section, mistakes)
@@ -240,8 +239,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         with mistakes:
             _check_experiment(root, read, name, path.parent)
     mistakes.refuse()
-    # The best configuration of a sweep becomes an ordinary experiment, so that all stages can run
-    # it.
+    # All stages can run the best configuration of a sweep, as an ordinary experiment.
     experiments = dict(read.experiments)
     for name, sweep in read.sweeps.items():
         if sweep.best is not None:

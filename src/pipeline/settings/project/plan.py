@@ -146,12 +146,10 @@ def _add_runs(
         if experiment.chosen is not None:
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
-            # The entry has only what the stage depends on, because a change of the entry reruns the
-            # stage.
+            # The entry has only what the stage depends on: a change of the entry reruns it.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # Only settings of networks are in the digest, so that another learning rate causes
-                # no rerun.
+                # The digest is of networks only: another learning rate causes no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
@@ -223,8 +221,7 @@ def check_settings(params: Params) -> None:
                 settings = params.run_settings(name)
                 refuse_undecided(settings)
                 _check_demonstrations(params, name, settings)
-    # These mistakes are raised before trials are checked, because a trial would repeat the mistakes
-    # of its experiment.
+    # A trial would repeat the mistakes of its experiment.
     mistakes.refuse()
     for name, sweep in params.sweeps.items():
         with mistakes:
@@ -242,8 +239,7 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
     for behavior, trainer in settings.behaviors.items():
         for key, path in demonstrations(trainer):
             read = recorded.get(path)
-            # DVC and Snakemake do not know that the training reads this file, so they would not
-            # wait until the stage demos has written it.
+            # DVC and Snakemake would not wait until the stage demos has written the file.
             if read not in (None, params.experiments[name].demonstrations):
                 at = f"experiments.{name}: behaviors.{behavior}.{key.partition('[')[0]}"
                 raise SettingsError(

@@ -104,8 +104,7 @@ class Axis:
         import optuna
 
         if self.interval is None:
-            # Optuna gets indices, because its choices must be scalars, and the values may be lists
-            # or maps.
+            # Choices of Optuna must be scalars, and the values may be lists or maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -194,8 +193,7 @@ class SweepParams:
 
     def drawn(self, run: int) -> dict[str, Any]:
         """Return the values that a random search draws for a trial; `run` counts trials from 0."""
-        # Each key of each trial has its own stream, so that new trials or keys do not change other
-        # values.
+        # Each key of each trial has its own stream, so that new trials or keys change no values.
         return {
             key: axis.draw(random.Random(f"{self.seed}/{key}/{run}"))  # noqa: S311  # no secret
             for key, axis in self.parameters.items()

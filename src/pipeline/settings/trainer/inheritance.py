@@ -23,8 +23,7 @@ class Defaults(NamedTuple):
 def expanded(default: Node) -> Defaults:
     """Return `default_settings` in both forms: as written, and completed with all defaults."""
     settings = read(TrainerSettings, default, "default_settings")
-    # The written nodes are merged over the plain values, so that errors give the lines of the
-    # written nodes.
+    # The written nodes come last, so that errors give their lines.
     filled = from_plain(to_map(settings), default.source, default.line)
     return Defaults(written=default, full=merge(filled, default))
 
@@ -89,11 +88,9 @@ def _signal(node: Node, name: str, path: str) -> Node:
         return node
     entries = dict(node.value)
     _drop_conditioning(entries, path)
-    # The extrinsic signal has no network, so `encoding_size` stays in its section and is refused as
-    # an unknown key.
+    # The extrinsic signal has no network, so its `encoding_size` is refused as an unknown key.
     if name != "extrinsic" and "encoding_size" in entries:
-        # In old releases, Curiosity, GAIL and RND had this one number for the width of their
-        # networks.
+        # In old releases this one number was the width of the networks.
         size = entries.pop("encoding_size")
         text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
         if "network_settings" in entries:

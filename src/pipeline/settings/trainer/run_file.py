@@ -76,15 +76,13 @@ def load_run_settings(
         SettingsError: The file cannot be read, or has a mistake. The message has one line for each
             mistake, with file, line, key and remedy.
     """
-    # The file is converted before the overrides are merged, so that overrides always use the
-    # present names.
+    # Overrides always use the present names, so they are merged after the conversion.
     present = read_present(path, curriculum=curriculum, sampler=sampler)
     document = present.document
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
-            # Overrides are checked before merging: afterwards a misspelt behavior would look like a
-            # new one.
+            # After merging, a misspelt behavior would look like a new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     mistakes = Mistakes()
@@ -136,8 +134,7 @@ def structure(document: Node) -> RunSettings:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
             # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
-        # Mistakes in the defaults are reported once, at the defaults' lines; each behavior would
-        # repeat these mistakes.
+        # Each behavior would repeat mistakes in the defaults.
         if inherited is None:
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
@@ -146,8 +143,7 @@ def structure(document: Node) -> RunSettings:
         with mistakes:
             listed = entries_of(behaviors, "behaviors")
             for name, item in listed.items():
-                # The first error ends the loop, because a wrong indent moves all keys of a section,
-                # and one error is enough.
+                # A wrong indent moves all keys of a section, and one error is enough.
                 _refuse_as_behavior(name, item)
             for name, item in listed.items():
                 with mistakes:
@@ -277,8 +273,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
-            # If a section such as `behaviors:` is empty, the keys after it probably have the wrong
-            # indent.
+            # The keys after an empty section probably have the wrong indent.
             above = key if item.value is None else None
             continue
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR

@@ -61,8 +61,7 @@ EncoderClass = Annotated[str, OWN_ENCODERS]
 """`module:Class` in a file of the user, or the name of an encoder of an installed package."""
 Activation = Literal["swish", "relu", "tanh", "elu", "gelu", "leaky_relu"]
 """Activation function of dense layers; `gelu` is its tanh form (arXiv 1606.08415)."""
-# An addition to the format is written only if it differs from its default, because ML-Agents
-# refuses unknown keys.
+# ML-Agents refuses unknown keys, so an addition to the format is written only if it is used.
 _ADDITION = {"addition": True}
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
@@ -297,16 +296,14 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
 Schedule = Literal["linear", "constant"]
 """Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
-# This is ML-Agents' default. The default of max_steps is equal, so a run with both defaults has one
-# checkpoint.
+# This is ML-Agents' default, and equals that of max_steps: such a run has one checkpoint.
 _DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the number in the network.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# As in ML-Agents, a constant schedule of the learning rate makes the schedules of beta and epsilon
-# constant.
+# As in ML-Agents, a constant schedule of the learning rate applies to beta and epsilon.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 
 
@@ -320,8 +317,7 @@ class HyperparameterSettings:
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
-    # The defaults of this class and its subclasses are ML-Agents', so that ML-Agents' files keep
-    # their meaning.
+    # These defaults are ML-Agents', so that ML-Agents' files keep their meaning.
     batch_size: Count = 1024
     """Number of experiences in a minibatch. Typical: 64 to 5120, more with continuous actions."""
     buffer_size: Count = 10240
@@ -371,8 +367,7 @@ class OnPolicySettings(HyperparameterSettings):
     return_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether the critic learns returns divided by their running spread; advantages keep the unit
     of the reward. One learner only."""
-    # As in RSL-RL, the learning rate is adapted to the KL divergence; None keeps ML-Agents'
-    # schedule.
+    # The learning rate is adapted as in RSL-RL; None keeps ML-Agents' schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
     """Target of the KL divergence between the policies before and after an update (RSL-RL uses
     0.01). The learning rate is adapted to reach this target, within 1e-5..1e-2;
@@ -503,8 +498,7 @@ class XQCSettings(OffPolicySettings):
     """Number of experiences to collect by random actions before the first update."""
     init_entcoef: Positive = 0.01
     """Entropy coefficient at the start."""
-    # CrossQ (Bhatt et al., arXiv 1902.05605) has batch normalisation in place of the target
-    # network.
+    # CrossQ (arXiv 1902.05605) has batch normalisation in place of the target network.
     critic: Literal["xqc", "crossq"] = "xqc"
     """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
     arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
@@ -521,8 +515,7 @@ class XQCSettings(OffPolicySettings):
     @property
     def why_alone(self) -> str:
         """Why only one learner can be used, and what to change."""
-        # Batch normalisation uses the rows of one process, so learners would average gradients of
-        # different networks.
+        # Batch normalisation uses the rows of one process, so learners would differ.
         return "xqc normalises by minibatches of one process; use one learner"
 
 
@@ -540,8 +533,7 @@ _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
-# A name for the weight of the entropy is mapped to PPO's `beta` here; for SAC `_without_foreign`
-# changes `beta` to `init_entcoef`.
+# For SAC `_without_foreign` changes PPO's `beta` to `init_entcoef`.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -587,8 +579,7 @@ def _without_foreign(
             continue
         place, remark = WORDS.get(key, (key, ""))
         if trainer_type == "sac":
-            # Stable-Baselines3's `ent_coef` is the weight of the entropy bonus in PPO, and
-            # the entropy coefficient in SAC.
+            # Stable-Baselines3's `ent_coef` is PPO's weight or SAC's coefficient.
             place = place.replace(".beta", ".init_entcoef")
         meant = place.rpartition(".")[2]
         owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
@@ -701,8 +692,7 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The class must be exactly `expected`, because a plug-in's class may extend the class of
-        # another trainer.
+        # A plug-in's class may extend the class of another trainer.
         if type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
@@ -776,8 +766,7 @@ class TrainerSettings:
     def contrary_sizes(self) -> Iterator[str]:
         """Yield a warning for each setting that has no effect because of another setting."""
         yield from self._contrary_buffers()
-        # These are warnings and not errors, because a short test run may have a small max_steps on
-        # purpose.
+        # A short test run may have a small max_steps on purpose, so these are no errors.
         for key, effect in _EFFECT_ABOVE_MAX_STEPS.items():
             section, _, name = key.rpartition(".")
             steps = getattr(getattr(self, section) if section else self, name, 0)
@@ -818,8 +807,7 @@ class TrainerSettings:
     def from_node(cls, node: Node, path: str) -> Self:
         """Read the settings of a behavior, with the hyperparameters of its trainer type."""
         entries, mistakes = dict(entries_of(node, path)), Mistakes()
-        # Type hints cannot express that the types of reward signals and hyperparameters depend on
-        # names in the file, so both types are chosen here.
+        # These two types depend on names in the file, which type hints cannot express.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
         at, inside = join(path, "trainer_type"), join(path, "hyperparameters")
         with mistakes:
@@ -883,8 +871,7 @@ SamplerSeed = Annotated[int, Bounds(at_least=-1)]
 class SamplerSettings:
     """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
 
-    # This is a class constant, because `sampler_type` chooses the class and is not a parameter of
-    # the sampler.
+    # `sampler_type` chooses the class, and is no parameter of the sampler.
     sampler_type: ClassVar[str] = ""
     seed: SamplerSeed = -1
     """Seed of the environment's generator; -1 to derive it from the run's seed."""
@@ -898,8 +885,7 @@ class SamplerSettings:
         if not isinstance(node.value, dict):
             expected = "a number, a sampler or a curriculum"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        # ML-Agents requires both keys and ignores all other keys; here other keys are refused,
-        # because they may be misspelt.
+        # ML-Agents ignores other keys; here they are refused, because they may be misspelt.
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -1203,14 +1189,12 @@ class RunSettings:
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
-        # Refused behaviors are tested before the defaults: they must not be trained with the
-        # defaults, because the file gives them a trainer that was removed.
+        # The file gives a refused behavior a removed trainer, so the defaults must not train it.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
-        # As in ML-Agents, an unlisted behavior is an error with a file, and a warning without a
-        # file.
+        # As in ML-Agents, an unlisted behavior is only a warning without a file.
         if self.from_file:
             near = nearest(plain, self.behaviors)
             place = self.places.get(f"behaviors.{near}")

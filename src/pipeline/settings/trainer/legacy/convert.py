@@ -50,14 +50,12 @@ class Family(Enum):
 def kind_of(document: Node) -> Kind:
     """Return the kind of a document, found by its keys; `trainer` if the keys fit no kind."""
     entries = _map(document)
-    # Keys of a trainer file are checked first, because it may have sections with curricula and
-    # samplers.
+    # A trainer file is recognised first, because it may have curricula and samplers.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
-    # A trainer file of the present format has samplers too, but was recognised above by its key
-    # `environment_parameters`.
+    # A trainer file with `environment_parameters` has samplers too, but was recognised above.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
@@ -132,8 +130,7 @@ def to_present(
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Each item of `parts` has the environment parameters from one place; later items override
-    # earlier items.
+    # The environment parameters from each place; later items override earlier items.
     parts: list[dict[str, Node]] = []
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
@@ -145,8 +142,7 @@ def to_present(
         curricula = entries_of(node, at_curriculum)
         parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
-        # A file with one curriculum does not name its behavior, so the configuration's behaviors
-        # are needed.
+        # A file with one curriculum does not name its behavior.
         names = list(_map(entries.get("behaviors", nothing)))
         curricula = read_curricula(curriculum, names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
@@ -182,8 +178,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
         return replace(place, value={**first, "behaviors": listed, **rest})
 
     present.document = present.portable = whole(flat.default, flat.over_default)
-    # If mlagents-learn cannot merge a behavior over the defaults, all behaviors are written
-    # completely.
+    # All behaviors are written completely if mlagents-learn cannot merge one.
     stranger = flat.not_over_default()
     if stranger is not None:
         present.portable = whole(None, flat.complete)
@@ -344,8 +339,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
-            # Samplers of old releases had no defaults, so a missing key was an error in these
-            # releases, too.
+            # Samplers of old releases had no defaults, either.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():

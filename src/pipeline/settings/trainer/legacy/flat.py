@@ -174,8 +174,7 @@ class Section:
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Set the behavior's value at `place` to `node`, which the section has at the key `old`."""
         self.set(node, *place)
-        # A change is recorded where the key is written, not again for each behavior that inherits
-        # it.
+        # A change is recorded where the key is written, not for each behavior that inherits it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
@@ -246,8 +245,7 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
-        # ML-Agents refused a section without these keys; here the section gets the present
-        # defaults, with a note.
+        # ML-Agents refused a section without these keys; here it gets the present defaults.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}; the "
@@ -289,8 +287,7 @@ def _put_updates(section: Section) -> None:
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
-    # Old files gave the number of updates after a number of environment steps; the present key
-    # gives the number of steps for each update.
+    # Old files gave numbers of updates and of environment steps; today it is steps per update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     text = "train_interval / num_update; all agents' steps count now, so multiply this by the"
     for key, node in counters.items():
