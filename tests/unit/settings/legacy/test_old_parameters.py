@@ -95,35 +95,6 @@ def test_missing_curriculum_keys_get_the_defaults_of_the_old_release(loaded, wri
     assert height == lessons([0.0, 4.0, 6.0], min_lesson_length=1, signal_smoothing=False)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"measure": "luck"}, ":2: Walker.measure: 'luck' is not allowed"),
-        ({"thresholds": 0.5}, ":3: Walker.thresholds: needs a list of numbers, got 0.5"),
-        ({"thresholds": [0.1]}, "height: needs 2 values, one more than there are thresholds"),
-        ({"thresholds": [0.1, "high"]}, "Walker.thresholds[1]: needs a number, got 'high'"),
-        ({"thresholds": [0.1, 3]}, "threshold: must be in [0, 1] for the measure progress"),
-        ({"min_lesson_length": -1}, "min_lesson_length: must be at least 0, got -1"),
-        ({"signal_smoothing": "maybe"}, "signal_smoothing: needs true or false, got 'maybe'"),
-        ({"parameters": [1, 2]}, "Walker.parameters: needs a map of keys to values"),
-        ({"parameters": {"p": [1, "a", 2]}}, "Walker.parameters.p[1]: needs a number, got 'a'"),
-    ],
-)
-def test_mistake_in_a_curriculum_is_reported_with_file_and_key(loaded, written, change, message):
-    path = written(json.dumps(CURRICULUM | change, indent=1), "Walker.json")
-    error = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert error.startswith(f"{path}:")
-    assert message in error
-
-
-@pytest.mark.parametrize("field", ["measure", "thresholds", "parameters"])
-def test_missing_curriculum_key_is_reported_with_the_misspelt_key(loaded, written, field):
-    broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
-    path = written(json.dumps(broken), "Walker.json")
-    message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert f"needs the key {field!r}, but has '{field}x'" in message
-
-
 def test_invalid_json_in_a_curriculum_file_is_reported_with_its_line(loaded, written):
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
@@ -206,28 +177,48 @@ def test_sampler_file_overrides_curriculum_and_both_override_the_trainer_file(
     assert all("is also defined in" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("5000", "0", ":1: resampling-interval: must be at least 1, got 0"),
-        ("5000", "often", ":1: resampling-interval: needs a whole number, got 'often'"),
-        ('"uniform"', '"normal"', ":2: mass.sampler-type: 'normal' is not allowed"),
-        ('sampler-type: "uniform", ', "", ":2: mass: does not contain sampler-type"),
-        (", max_value: 10", "", ":2: mass: the sampler uniform needs the key 'max_value'"),
-        ("max_value", "max", ":2: mass: unknown key 'max' (value 10); did you mean 'max_value'?"),
-        ("10}", "0.1}", "mass.sampler_parameters.min_value: must not exceed max_value (0.1)"),
-        ("[7, 10]", "[7]", "intervals[0]: needs 2 values, got 1"),
-        ("mean: 2", "mean: high", "scale.sampler_parameters.mean: needs a number, got 'high'"),
-    ],
-)
-def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
-    loaded, written, old, new, message
+IN_CURRICULA = [
+    ({"measure": "luck"}, ":2: Walker.measure: 'luck' is not allowed"),
+    ({"thresholds": 0.5}, ":3: Walker.thresholds: needs a list of numbers, got 0.5"),
+    ({"thresholds": [0.1]}, "height: needs 2 values, one more than there are thresholds"),
+    ({"thresholds": [0.1, "high"]}, "Walker.thresholds[1]: needs a number, got 'high'"),
+    ({"thresholds": [0.1, 3]}, "threshold: must be in [0, 1] for the measure progress"),
+    ({"min_lesson_length": -1}, "min_lesson_length: must be at least 0, got -1"),
+    ({"signal_smoothing": "maybe"}, "signal_smoothing: needs true or false, got 'maybe'"),
+    ({"parameters": [1, 2]}, "Walker.parameters: needs a map of keys to values"),
+    ({"parameters": {"p": [1, "a", 2]}}, "Walker.parameters.p[1]: needs a number, got 'a'"),
+]
+IN_SAMPLERS = [
+    ("5000", "0", ":1: resampling-interval: must be at least 1, got 0"),
+    ("5000", "often", ":1: resampling-interval: needs a whole number, got 'often'"),
+    ('"uniform"', '"normal"', ":2: mass.sampler-type: 'normal' is not allowed"),
+    ('sampler-type: "uniform", ', "", ":2: mass: does not contain sampler-type"),
+    (", max_value: 10", "", ":2: mass: the sampler uniform needs the key 'max_value'"),
+    ("max_value", "max", ":2: mass: unknown key 'max' (value 10); did you mean 'max_value'?"),
+    ("10}", "0.1}", "mass.sampler_parameters.min_value: must not exceed max_value (0.1)"),
+    ("[7, 10]", "[7]", "intervals[0]: needs 2 values, got 1"),
+    ("mean: 2", "mean: high", "scale.sampler_parameters.mean: needs a number, got 'high'"),
+]
+CASES = [
+    *((json.dumps(CURRICULUM | change, indent=1), said) for change, said in IN_CURRICULA),
+    *(
+        (ONE.replace(f'"{key}"', f'"{key}x"'), f"needs the key {key!r}, but has '{key}x'")
+        for key in ("measure", "thresholds", "parameters")
+    ),
+    *((SAMPLERS.replace(old, new, 1), said) for old, new, said in IN_SAMPLERS),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), CASES)
+def test_mistake_in_a_curriculum_or_sampler_is_reported_with_file_and_key(
+    loaded, written, text, said
 ):
-    assert old in SAMPLERS
-    path = written(SAMPLERS.replace(old, new, 1), "s.yaml")
-    error = refusal(SettingsError, loaded, TRAINER, sampler=path)
+    assert text not in (ONE, SAMPLERS)
+    option, name = ("curriculum", "Walker.json") if text[0] == "{" else ("sampler", "s.yaml")
+    path = written(text, name)
+    error = refusal(SettingsError, loaded, TRAINER, **{option: path})
     assert error.startswith(f"{path}:")
-    assert message in error
+    assert said in error
 
 
 def test_curriculum_sampler_or_trainer_file_is_refused_where_another_kind_of_file_is_expected(
