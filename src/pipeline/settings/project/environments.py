@@ -225,10 +225,7 @@ class PathSource(EnvironmentParams):
         _need("path", "path", self.path, "where the build is")
 
     def found(self, root: Path) -> str:
-        """Return the path of the complete build, relative to `root`.
-
-        The build is the program `path`, with or without suffix. A Unity player needs the other
-        files of its folder, so the folder is returned; for a macOS program it is the `.app`.
+        """Return the program, or the folder of a Unity player (`.app` on macOS), below `root`.
 
         Raises:
             SettingsError: The build is a folder that contains `root` or the pipeline's own builds.

@@ -81,16 +81,16 @@ class Params:
         if number not in trials:
             hint = suggestion(name, [*self.experiments, *(f"{sweep}/{trial}" for trial in trials)])
             raise SettingsError(f"{self.path}: experiments: no experiment is called {name!r}{hint}")
-        base = self.experiments[self.sweeps[sweep].experiment]
-        played = base.evaluation
+        settings = self.sweeps[sweep]
+        base, source = self.experiments[settings.experiment], f"{self.path}: sweeps.{sweep}"
         return replace(
             base,
             # Trials have no videos: a sweep would write hundreds of them.
-            evaluation=None if played is None else replace(played, video=False),
-            overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
-            chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
-            seeds=self.sweeps[sweep].seeds,
-            base=self.sweeps[sweep].experiment,
+            evaluation=base.evaluation and replace(base.evaluation, video=False),
+            overrides=self._merged(base.overrides, trials[number], source),
+            chosen=proposal_file(name) if number in settings.proposed() else None,
+            seeds=settings.seeds,
+            base=settings.experiment,
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
@@ -100,10 +100,8 @@ class Params:
             return experiment.overrides
         path = self.path.parent / experiment.chosen
         if not path.is_file():
-            raise SettingsError(
-                f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
-                f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
-            )
+            text = f"the sweep has not chosen the values of {name!r} yet. Run `pipeline run` or"
+            raise SettingsError(f"{path}: is missing: {text} `dvc repro {experiment.chosen_by}`.")
         # The file is read at each call, because it appears while the DAG runs.
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._merged(experiment.overrides, chosen, str(path))
@@ -137,8 +135,7 @@ class Params:
         overrides = self.overrides(name)
         if env_path is not None:
             # The executable is merged last, so that an override in params.yaml cannot replace it.
-            last = {"env_settings.env_path": env_path}
-            overrides = self._merged(overrides, last, str(self.path))
+            overrides = self._merged(overrides, {"env_settings.env_path": env_path}, str(self.path))
         return self._trainer_file(name, overrides)
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:

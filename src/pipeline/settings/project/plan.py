@@ -128,13 +128,8 @@ def _add_runs(
 ) -> None:
     experiment = params.experiment(name)
     for seed in experiment.seeds:
-        run: dict[str, Any] = {
-            "experiment": name,
-            "base": experiment.base or name,
-            "seed": seed,
-            "environment": experiment.environment,
-            "trainer": experiment.trainer,
-        }
+        run: dict[str, Any] = {"experiment": name, "base": experiment.base or name, "seed": seed}
+        run |= {"environment": experiment.environment, "trainer": experiment.trainer}
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
@@ -157,10 +152,8 @@ def _add_runs(
             # The trial `a/001` and an experiment `a-001` would have the same key.
             table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
-                raise SettingsError(
-                    f"{params.path}: experiments.{name}: its run {key!r} has the name of a run of "
-                    f"{table[key]['experiment']!r}; rename one of them"
-                )
+                other = f"has the name of a run of {table[key]['experiment']!r}; rename one of them"
+                raise SettingsError(f"{params.path}: experiments.{name}: its run {key!r} {other}")
             table[key] = entry
 
 

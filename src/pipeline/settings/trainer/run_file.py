@@ -115,12 +115,7 @@ def read_present(
         document = read_document(Path(path), changes=changes)
         # A file with only comments crashes ML-Agents; here it is one clear error.
         _refuse_unusable(document)
-    return to_present(
-        document,
-        curriculum=None if curriculum is None else Path(curriculum),
-        sampler=None if sampler is None else Path(sampler),
-        changes=changes,
-    )
+    return to_present(document, curriculum=curriculum, sampler=sampler, changes=changes)
 
 
 def structure(document: Node) -> RunSettings:

@@ -121,8 +121,8 @@ class Present:
 def to_present(
     document: Node,
     *,
-    curriculum: Path | None = None,
-    sampler: Path | None = None,
+    curriculum: Path | str | None = None,
+    sampler: Path | str | None = None,
     changes: Changes | None = None,
 ) -> Present:
     """Convert a trainer configuration of any release; `changes` has earlier changes and notes."""
@@ -144,13 +144,14 @@ def to_present(
     if curriculum is not None:
         # A file with one curriculum does not name its behavior.
         names = list(_map(entries.get("behaviors", nothing)))
-        curricula = read_curricula(curriculum, names, changes)
+        curricula = read_curricula(Path(curriculum), names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
     node = entries.get(at_samplers, nothing)
     if node.value is not None:
         parts.append(_convert_samplers(node, at_samplers, changes))
     if sampler is not None:
-        parts.append(_convert_samplers(read_part(sampler, "sampler", changes), "", changes))
+        samplers = read_part(Path(sampler), "sampler", changes)
+        parts.append(_convert_samplers(samplers, "", changes))
     parameters = _merged(document, entries.get(_PARAMETERS), parts, changes)
     present.document = _with_parameters(present.document, parameters)
     present.portable = _with_parameters(present.portable, parameters)
@@ -254,10 +255,8 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
     # The measure is checked here, because the present format also accepts the measure elo.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
-    shared = {
-        "measure": entries["measure"],
-        "behavior": from_plain(behavior, node.source, node.line),
-    }
+    named = from_plain(behavior, node.source, node.line)
+    shared = {"measure": entries["measure"], "behavior": named}
     # In old releases these keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         shared[key] = entries.get(key) or from_plain(value, node.source, node.line)
@@ -313,10 +312,8 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
         raise fail(document, below, "has no sampler; add one, or leave this file or section out")
-    return {
-        name: _convert_sampler(node, name, join(below, name), changes)
-        for name, node in entries.items()
-    }
+    items = entries.items()
+    return {name: _convert_sampler(node, name, join(below, name), changes) for name, node in items}
 
 
 def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
