@@ -70,9 +70,8 @@ def test_existing_demonstrations_are_accepted():
     Path("here.demo").touch()
     Path("some").mkdir()
     Path("some/a.demo").touch()
-    refuse_missing_demonstrations(
-        run("behaviors: {A: {behavioral_cloning: {demo_path: [here.demo, some]}}}")
-    )
+    both = "behavioral_cloning: {demo_path: [here.demo, some]}"
+    refuse_missing_demonstrations(run(f"behaviors: {{A: {{{both}}}}}"))
 
 
 MINE = PARAMS.replace("environment: ball, episodes: 2, seed: 1", "file: mine.demo")
@@ -131,7 +130,8 @@ def test_demonstration_may_be_missing_if_training_waits_for_the_stage_that_recor
     text = text.replace("experiments:", two)
     Path("params.yaml").write_text(text)
     said = refusal(SettingsError, check_settings, load_params())
-    assert "reads data/demos/two.demo, which the stage demos writes" in said
+    assert "experiments.one: behaviors.A.behavioral_cloning.demo_path reads data/demos/two" in said
+    assert "which the stage demos writes; set 'demonstrations: two'" in said
     waits = "pretrain: {epochs: 1, batch_size: 2, learning_rate: 0.1}, demonstrations: two"
     text = text.replace("stages: [train]", f"stages: [pretrain, train], {waits}")
     Path("params.yaml").write_text(text)

@@ -14,7 +14,7 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.project.params import Params, load_params
-from pipeline.settings.project.plan import check_settings, plan, write_plan
+from pipeline.settings.project.plan import check_settings, plan
 from pipeline.settings.project.sweeps import Axis, BestParams, Interval, SweepParams
 from pipeline.settings.reader import ContradictionError
 
@@ -129,13 +129,6 @@ def test_video_of_an_environment_from_a_unity_project_is_refused(folder: Path):
     (folder / "params.yaml").write_text(text.replace("seed: 9}", "seed: 9, video: true}"))
     with pytest.raises(SettingsError, match=r"base\.evaluation\.video: videos of a Unity player"):
         load_params(folder / "params.yaml")
-
-
-def test_plan_refuses_a_swept_key_that_does_not_exist(folder: Path):
-    file = folder / "params.yaml"
-    file.write_text(FILE.replace("Ball.max_steps", "Ball.max_stepz"))
-    with pytest.raises(SettingsError, match=r"params\.yaml:23: .*max_stepz.*did you mean"):
-        write_plan(load_params(file), folder / "runs.yaml")
 
 
 def test_experiment_whose_run_has_the_same_name_as_a_run_of_a_sweep_trial_is_refused(folder: Path):
