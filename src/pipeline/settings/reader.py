@@ -27,11 +27,8 @@ from pipeline.settings.nodes import Node, fail, find, join, to_plain
 K = TypeVar("K")
 T = TypeVar("T")
 
-_YAML_1_1 = {
-    spelling: value
-    for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
-    for spelling in (word, word.title(), word.upper())
-}
+_YAML_1_1 = dict.fromkeys(("yes", "Yes", "YES", "on", "On", "ON"), True)
+_YAML_1_1 |= dict.fromkeys(("no", "No", "NO", "off", "Off", "OFF"), False)
 """Words that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
 
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
@@ -102,9 +99,8 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is dict:
         # The type of the keys is ignored, because keys are always text.
         value_hint = get_args(hint)[1]
-        return each(
-            entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
-        )
+        entries = entries_of(node, path)
+        return each(entries, lambda key, item: read(value_hint, item, join(path, key)))
     if origin is tuple:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
