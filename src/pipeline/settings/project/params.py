@@ -28,7 +28,7 @@ from pipeline.settings.project.experiments import (
     SinkNames,
 )
 from pipeline.settings.project.sweeps import SweepParams, best_file, best_name, proposal_file
-from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion, to_map
+from pipeline.settings.reader import choice, display, read_dataclass, suggestion, to_map
 from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, to_mapping
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
@@ -224,7 +224,11 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     # These checks concern names. The names themselves come first: all other messages contain them.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
-        _check_names(root, section, mistakes)
+        for name, node in root.value.get(section, Node({}, "")).value.items():
+            if not _NAME.match(name):
+                text = f"the name {name!r} is used for a folder and in a stage's name: use letters,"
+                text += " digits, '_' and '-', starting with a letter or digit"
+                mistakes.found.append(fail(node, join(section, name), text))
     mistakes.refuse()
     for name in read.demonstrations:
         with mistakes:
@@ -293,14 +297,6 @@ def _check_sweep(root: Node, read: Params, name: str) -> None:
         if other in read.experiments:
             text = "the results of this sweep would be mixed with those of the experiment"
             raise fail_at(root, at, f"{text} {other!r}; rename one of them")
-
-
-def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
-    for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
-        if not _NAME.match(name):
-            text = f"the name {name!r} is used for a folder and in a stage's name"
-            allowed = "use letters, digits, '_' and '-', starting with a letter or digit"
-            mistakes.found.append(fail(node, join(section, name), f"{text}: {allowed}"))
 
 
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ Snakemake uses the same table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 from pkgutil import iter_modules
 from typing import Any
@@ -180,10 +179,6 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     }
 
 
-def _text_of(table: Mapping[str, Any]) -> str:
-    return _HEADER + dump_yaml(table)
-
-
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Write the table of runs, after a check of all trainer configurations."""
     # All mistakes are reported now: a stage would report its mistake only hours later.
@@ -199,7 +194,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
         text = "%s:%d: %s is an alias of the map %s, so `dvc exp run -S` changes both maps; write "
         text += "the map out twice if the copies may differ."
         _log.warning(text, params.path, line, at, first)
-    write_whole(path, _text_of(table))
+    write_whole(path, _HEADER + dump_yaml(table))
 
 
 def check_settings(params: Params) -> None:
@@ -283,7 +278,7 @@ def check_files(params: Params) -> None:
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Raise StageError unless the file `path` has the table of runs that `params` gives."""
-    path, text = Path(path), _text_of(plan(params))
+    path, text = Path(path), _HEADER + dump_yaml(plan(params))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"
         raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")
