@@ -10,13 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.cli.main import main
-from pipeline.settings import (
-    RunSettings,
-    load_run_settings,
-    parse_yaml,
-    read_yaml,
-    to_mapping,
-)
+from pipeline.settings import RunSettings, load_run_settings, parse_yaml, read_yaml, to_mapping
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.trainer.run_file import structure
 from pipeline.settings.trainer.schema import HYPERPARAMETERS
@@ -42,9 +36,7 @@ def published(name: str) -> Path:
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("path", PRESENT, ids=name_of)
-def test_published_configuration_keeps_every_written_value(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_published_configuration_keeps_every_written_value(path, caplog):
     written = to_plain(read_yaml(path))
     read = to_mapping(load_run_settings(path))
 
@@ -70,27 +62,14 @@ def test_published_configuration_keeps_every_written_value(
 
 OLD = FIXTURES / "configs" / "v0.13"
 PARTS = [
-    *([path] for path in PRESENT),
-    *([path] for path in FLAT),
-    *([path] for path in sorted(OLD.rglob("*.yaml"))),
-    *([path] for path in sorted(OLD.rglob("*.json"))),
-    *(([OLD / "curricula/wall-jump"],) if PRESENT else ()),
-    *(
-        (
-            [OLD / "trainer_config.yaml", OLD / "curricula/wall-jump"],
-            [OLD / "curricula/wall_jump.yaml", OLD / "trainer_config.yaml"],
-            [OLD / "3dball_generalize.yaml", OLD / "trainer_config.yaml"],
-            [
-                OLD / "trainer_config.yaml",
-                OLD / "3dball_generalize.yaml",
-                OLD / "curricula/wall_jump.yaml",
-            ],
-            [FIXTURES / "configs/v2.0/ppo/3DBall.yaml", OLD / "3dball_generalize.yaml"],
-        )
-        if PRESENT
-        else ()
-    ),
+    *([path] for path in (*PRESENT, *FLAT)),
+    *([path] for suffix in ("yaml", "json") for path in sorted(OLD.rglob(f"*.{suffix}"))),
 ]
+if PRESENT:
+    JUMP, JUMP_FILE = OLD / "curricula/wall-jump", OLD / "curricula/wall_jump.yaml"
+    TRAINER, SAMPLERS = OLD / "trainer_config.yaml", OLD / "3dball_generalize.yaml"
+    PARTS += [[JUMP], [TRAINER, JUMP], [JUMP_FILE, TRAINER], [SAMPLERS, TRAINER]]
+    PARTS += [[TRAINER, SAMPLERS, JUMP_FILE], [published("ppo/3DBall.yaml"), SAMPLERS]]
 
 
 def names_of(paths: list[Path]) -> str:
@@ -117,9 +96,7 @@ def settings_of(paths: list[Path]) -> RunSettings:
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_every_published_configuration_passes_the_command_config_check(
-    paths: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_published_configuration_passes_the_command_config_check(paths, capsys):
     files = files_of(paths) if len(paths) > 1 else {"": paths[0]}
     words = [str(files.pop(""))]
     words += [word for option, path in files.items() for word in (f"--{option}", str(path))]
@@ -130,9 +107,7 @@ def test_every_published_configuration_passes_the_command_config_check(
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_upgraded_file_gives_the_settings_of_the_original_files(
-    paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_upgraded_file_gives_the_settings_of_the_original_files(paths, tmp_path, capsys):
     new = tmp_path / "new.yaml"
     assert main(["config", "upgrade", *map(str, paths), "-o", str(new)]) == 0
     output = capsys.readouterr().out
@@ -152,23 +127,23 @@ def test_old_flat_file_gives_each_behavior_the_written_or_the_default_values() -
     flat = load_run_settings(OLD / "trainer_config.yaml")
     sections = to_plain(read_yaml(OLD / "trainer_config.yaml"))
     assert list(flat.behaviors) == [name for name in sections if name != "default"]
+    keys = {
+        "hyperparameters": "batch_size beta buffer_size epsilon lambd learning_rate",
+        "network_settings": "hidden_units normalize num_layers vis_encode_type",
+        "": "max_steps time_horizon summary_freq",
+    }
     for name, behavior in flat.behaviors.items():
         section = sections["default"] | sections[name]
-        hyperparameters, network = behavior.hyperparameters, behavior.network_settings
-        for key in ("batch_size", "beta", "buffer_size", "epsilon", "lambd", "learning_rate"):
-            assert getattr(hyperparameters, key) == section[key], f"{name}.{key}"
-        for key in ("hidden_units", "normalize", "num_layers", "vis_encode_type"):
-            assert getattr(network, key) == section[key], f"{name}.{key}"
-        for key in ("max_steps", "time_horizon", "summary_freq"):
-            assert getattr(behavior, key) == section[key], f"{name}.{key}"
-        assert (network.memory is not None) == section["use_recurrent"], name
+        for place, listed in keys.items():
+            part = getattr(behavior, place) if place else behavior
+            for key in listed.split():
+                assert getattr(part, key) == section[key], f"{name}.{key}"
+        assert (behavior.network_settings.memory is not None) == section["use_recurrent"], name
         assert list(behavior.reward_signals) == list(section["reward_signals"]), name
 
 
 @pytest.mark.parametrize("path", OWN, ids=name_of)
-def test_our_own_configurations_load_without_a_warning(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_our_own_configurations_load_without_a_warning(path, caplog):
     settings = load_run_settings(path)
     assert settings.behaviors
     assert all(item.trainer_type in HYPERPARAMETERS for item in settings.behaviors.values())

@@ -305,9 +305,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("form", SHARED)
-def test_yaml_alias_shared_by_two_experiments_logs_a_warning(
-    project: Path, tmp_path: Path, caplog, form
-):
+def test_yaml_alias_shared_by_two_experiments_logs_a_warning(project, tmp_path, caplog, form):
     """Regression: `dvc exp run -S experiments.other...` silently changed both experiments."""
     text = PARAMS.replace("  base:\n", "  base: &b\n").replace("overrides: {", "overrides: &o {")
     first = text.partition("experiments:\n  base: &b\n")[2].partition("sweeps:")[0]

@@ -9,7 +9,6 @@ from pathlib import Path
 import onnx
 import pytest
 import reference
-import yaml
 
 import pipeline
 from pipeline.cli import main as cli
@@ -49,17 +48,15 @@ def test_run_that_ends_before_its_first_update_logs_a_warning(
 ):
     remarks = checked(tmp_path, capsys, trainer(kind, **sizes))
     expected = [] if missed is None else [TOO_SHORT.format(sizes["max_steps"], *missed)]
-    assert [text.partition("has to be")[0] for text in remarks] == [
-        f"default_settings: {text}" for text in expected
-    ]
+    found = [text.partition("has to be")[0] for text in remarks]
+    assert found == [f"default_settings: {text}" for text in expected]
     if kind == "poca":
         return
     with caplog.at_level(logging.WARNING):
         done = pipeline.train("balance_ball", trainer(kind, **sizes), seed=1, run_dir=tmp_path)
     said = [one.message for one in caplog.records if "first update" in one.message]
-    assert [text.partition("has to be")[0] for text in said] == [
-        f"3DBall: {text}" for text in expected
-    ]
+    found = [text.partition("has to be")[0] for text in said]
+    assert found == [f"3DBall: {text}" for text in expected]
     assert not expected or done.behaviors["3DBall"].n_updates == 0
 
 
@@ -67,51 +64,37 @@ def test_run_that_ends_before_its_first_update_logs_a_warning(
     ("kind", "end"), [("ppo", "an update has only one minibatch"), ("sac", "nothing is learned")]
 )
 def test_config_check_warns_if_batch_size_is_above_buffer_size(kind, end, tmp_path, capsys):
-    (text,) = checked(tmp_path, capsys, trainer(kind, batch_size=65, buffer_size=64))
-    assert text == (
-        "default_settings: hyperparameters.batch_size 65 is above hyperparameters.buffer_size 64: "
-        + end
-    )
+    said = "hyperparameters.batch_size 65 is above hyperparameters.buffer_size 64"
+    remarks = checked(tmp_path, capsys, trainer(kind, batch_size=65, buffer_size=64))
+    assert remarks == [f"default_settings: {said}: {end}"]
     assert checked(tmp_path, capsys, trainer(kind, batch_size=64, buffer_size=64)) == []
 
 
+OPPONENTS = "opponents play only the initial policy or the newest policy"
 LATE = {
-    "summary_freq": ({"summary_freq": 1001}, "no summary and no learning curve is written"),
-    "checkpoint_interval": (
-        {"checkpoint_interval": 1001},
-        "the run saves a checkpoint only at its end",
-    ),
-    "self_play.save_steps": (
-        {"self_play": {"save_steps": 1001, "team_change": 1000}},
-        "opponents play only the initial policy or the newest policy",
-    ),
-    "self_play.team_change": (
-        {"self_play": {"save_steps": 1000, "team_change": 1001}},
-        "the learning team does not change",
-    ),
-    "behavioral_cloning.steps": (
-        {"behavioral_cloning": {"demo_path": ".", "steps": 1001}},
-        "cloning does not fade out before the end",
-    ),
+    "summary_freq": ({}, "no summary and no learning curve is written"),
+    "checkpoint_interval": ({}, "the run saves a checkpoint only at its end"),
+    "self_play.save_steps": ({"team_change": 1000}, OPPONENTS),
+    "self_play.team_change": ({"save_steps": 1000}, "the learning team does not change"),
+    "behavioral_cloning.steps": ({"demo_path": "."}, "cloning does not fade out before the end"),
 }
 
 
 @pytest.mark.parametrize("key", LATE)
 def test_config_check_warns_if_an_interval_is_longer_than_max_steps(key, tmp_path, capsys):
-    (section, effect), settings = LATE[key], trainer("sac", buffer_init_steps=0)
+    (more, effect), settings = LATE[key], trainer("sac", buffer_init_steps=0)
+    section, _, name = key.rpartition(".")
     (tmp_path / "a.demo").touch()
-    text = str(section).replace("'.'", f"'{tmp_path}'")
-    settings["default_settings"] |= yaml.safe_load(text)
-    (said,) = checked(tmp_path, capsys, settings)
-    assert said == f"default_settings: {key} 1001 is above max_steps 1000: {effect}"
-    settings["default_settings"] |= yaml.safe_load(text.replace("1001", "1000"))
-    assert checked(tmp_path, capsys, settings) == []
+    said = f"default_settings: {key} 1001 is above max_steps 1000: {effect}"
+    for number, expected in ((1001, [said]), (1000, [])):
+        values = {name: number} | more
+        settings["default_settings"] |= {section: values} if section else values
+        assert checked(tmp_path, capsys, settings) == expected
 
 
 def test_config_check_warns_if_sequence_length_is_above_time_horizon(tmp_path, capsys):
     settings = trainer("ppo", buffer_size=1000, batch_size=1000)
-    memory = {"memory": {"sequence_length": 65}}
-    settings["default_settings"]["network_settings"] |= memory
+    settings["default_settings"]["network_settings"]["memory"] = {"sequence_length": 65}
     (said,) = checked(tmp_path, capsys, settings)
     assert said.endswith("is above time_horizon 64: no sequence is longer than time_horizon")
 

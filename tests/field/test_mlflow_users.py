@@ -73,9 +73,7 @@ def files_in(root: Path) -> dict[str, str]:
     }
 
 
-def test_training_repeated_with_an_equal_result_keeps_the_mlflow_row_of_the_first_training(
-    project: Path,
-):
+def test_training_repeated_with_an_equal_result_keeps_the_mlflow_row_of_the_first_training(project):
     (row,) = {ran(project, stage) for stage in STAGES}
     before = in_mlflow(uri_of(project))
     again = ran(project, "train")
@@ -121,9 +119,7 @@ def test_stages_with_restored_settings_write_to_the_mlflow_row_of_the_restored_p
     assert (row.info.status, row.data.tags["pipeline.current"]) == ("KILLED", "no")
 
 
-def test_prune_marks_rows_of_removed_experiments_as_not_current(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_prune_marks_rows_of_removed_experiments_as_not_current(project, monkeypatch, capsys):
     """`pipeline plan --prune`; the rows stay in the store, and come back with the experiment."""
     (row,) = {ran(project, stage) for stage in STAGES}
     (second,) = {ran(project, stage, seed=2) for stage in STAGES}
@@ -165,9 +161,7 @@ def test_deleted_mlflow_experiment_is_restored_by_the_printed_command(
     assert ran(project, "train") == row
 
 
-def test_renamed_mlflow_experiment_is_named_in_the_error(
-    project: Path, monkeypatch, refused, capsys
-):
+def test_renamed_mlflow_experiment_is_named_in_the_error(project, monkeypatch, refused, capsys):
     """Regression: an experiment of the old name was made, and its empty table printed."""
     row = ran(project, "train")
     monkeypatch.chdir(project)
@@ -314,9 +308,7 @@ def test_mlflow_artifacts_in_another_place_are_not_taken_for_a_moved_store(tmp_p
         refuse(f"{tmp_path}/x/mlartifacts")
 
 
-def test_checkouts_with_a_shared_store_write_artifacts_next_to_the_store(
-    project: Path, tmp_path: Path
-):
+def test_checkouts_with_a_shared_store_write_artifacts_next_to_the_store(project, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     (project / "mlflow.db").rename(shared / "mlflow.db")
@@ -424,9 +416,7 @@ def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 RACE = json.dumps({"error_code": "BAD_REQUEST", "message": "UNIQUE constraint failed"})
 
 
-def test_two_stages_that_start_at_once_and_a_server_restart_lose_no_mlflow_row(
-    server: Server, tmp_path: Path
-):
+def test_two_stages_that_start_at_once_and_a_server_restart_lose_no_mlflow_row(server, tmp_path):
     """mlflow#6358: two stages begin at once, and one loses the race for a tag."""
     root = tmp_path / "project"
     server.failing = {
@@ -446,9 +436,7 @@ def test_two_stages_that_start_at_once_and_a_server_restart_lose_no_mlflow_row(
     assert in_mlflow(server.uri) == in_results(root)
 
 
-def test_mlflow_rows_on_a_server_agree_with_results_after_copies_and_moves(
-    server: Server, tmp_path: Path
-):
+def test_mlflow_rows_on_a_server_agree_with_results_after_copies_and_moves(server, tmp_path):
     """Each step as users do it; after each one every current row is compared with `results/`."""
 
     def agrees(root: Path, uri: str, experiment: str = "pipeline") -> dict:

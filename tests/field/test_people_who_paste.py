@@ -178,9 +178,7 @@ def test_command_printed_by_env_build_can_be_pasted(tmp_path: Path, monkeypatch,
     assert pasted(command) == ["pipeline", "learn", "CONFIG", "--env", f"builds/{ODD}"]
 
 
-def test_commands_printed_and_written_by_init_can_be_pasted(
-    tmp_path: Path, monkeypatch, pasted, capsys
-):
+def test_commands_printed_and_written_by_init_can_be_pasted(tmp_path, monkeypatch, pasted, capsys):
     """Regression: the printed command had an unquoted folder and a remark in parentheses."""
     monkeypatch.chdir(tmp_path)
     asked = {ODD: init.Behavior(spec=SPEC, n_agents=1)}

@@ -130,9 +130,7 @@ def policies(rows: np.ndarray) -> tuple[Policy, Policy]:
     return far, near
 
 
-def test_shift_of_all_observations_far_from_zero_does_not_change_the_actions_of_a_policy(
-    tmp_path,
-):
+def test_shift_of_all_observations_far_from_zero_does_not_change_the_actions_of_a_policy(tmp_path):
     """In NumPy, in torch and as an exported file."""
     rows = far_rows(np.random.default_rng(0), 200)
     far, near = policies(rows)

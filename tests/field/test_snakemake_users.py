@@ -64,6 +64,10 @@ DOTTED = """\
       behaviors.Ball.hyperparameters.learning_rate: 3.0e-4
       behaviors.Ball.network_settings.normalize: true
 """
+NESTED = """\
+      behaviors: {Ball: {network_settings: {normalize: true}, hyperparameters:
+        {learning_rate: 0.0003}, max_steps: 1e4}}
+"""
 SPELLINGS = {
     "a whole number with a point": ("torch_threads: 1\n", "torch_threads: 1.0\n"),
     "a whole number in quotes": ("torch_threads: 1\n", "torch_threads: '1'\n"),
@@ -76,29 +80,16 @@ SPELLINGS = {
     "an override in quotes": ("max_steps: 10000\n", "max_steps: '10000'\n"),
     "an override's rate": ("rate: 3.0e-4\n", "rate: 3e-4\n"),
     "a truth value": ("normalize: true\n", "normalize: True\n"),
-    "nested and in another order": (
-        DOTTED,
-        "      behaviors: {Ball: {network_settings: {normalize: true}, hyperparameters: "
-        "{learning_rate: 0.0003}, max_steps: 1e4}}\n",
-    ),
-    "half dotted": (
-        "      behaviors.Ball.max_steps: 10000\n",
-        "      behaviors.Ball: {max_steps: 10000.0}\n",
-    ),
+    "nested and in another order": (DOTTED, NESTED),
+    "half dotted": ("behaviors.Ball.max_steps: 10000\n", "behaviors.Ball: {max_steps: 10000.0}\n"),
     "episodes of an evaluation": ("episodes: 4\n", "episodes: 4.0\n"),
     "a default of an evaluation": ("episodes: 4\n", "episodes: 4\n      video: false\n"),
     "a seed as 1e4": ("seed: 10000\n", "seed: 1e4\n"),
     "episodes to record": ("episodes: 5\n", "episodes: 5.\n"),
     "null for a key that is absent": ("seed: 100\n", "seed: 100\n    file: null\n"),
     "an empty list left out": ("    args: []\n", ""),
-    "another order of keys": (
-        "    source: builtin\n    args: []\n",
-        "    args: []\n    source: builtin\n",
-    ),
-    "keywords of an environment": (
-        "      first: 1\n      second: 2.5\n",
-        "      second: 25e-1\n      first: 1.0\n",
-    ),
+    "another order of keys": ("source: builtin\n    args: []\n", "args: []\n    source: builtin\n"),
+    "keywords": ("first: 1\n      second: 2.5\n", "second: 25e-1\n      first: 1.0\n"),
     "copies": ("copies: 4\n", "copies: 4.0\n"),
     "a seed of training": ("      - 1\n", "      - 1.0\n"),
 }
@@ -132,9 +123,7 @@ def test_other_spelling_of_a_value_does_not_change_the_parameters_that_snakemake
 
 
 @pytest.mark.parametrize("edit", OTHER_VALUES.values(), ids=OTHER_VALUES)
-def test_changed_value_changes_the_parameters_that_snakemake_compares(
-    edit: tuple[str, str], tmp_path: Path
-):
+def test_changed_value_changes_the_parameters_that_snakemake_compares(edit, tmp_path):
     assert watched(tmp_path, edited(*edit)) != watched(tmp_path, PARAMS)
 
 

@@ -113,8 +113,8 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
             f"settings with another meaning (`{upgrade_command(*olds)} --verbose` lists each)"
         )
     lines += [f"  rises:    {text}" for text in _rising(settings)]
-    for section, trainer in _sections(settings).items():
-        lines += [f"  sizes:    {section}: {text}" for text in trainer.contrary_sizes()]
+    for section, trainer in settings.sections.items():
+        lines += [f"  sizes:    {brief(section)}: {text}" for text in trainer.contrary_sizes()]
     lines += [f"  not here: {text}" for text in missing_demonstrations(settings).values()]
     lines.append("`--full` prints every setting.")
     return "\n".join(lines)
@@ -124,22 +124,15 @@ def _rising(settings: RunSettings) -> Iterator[str]:
     """Yield a line for each setting with an initial value below the last value of its schedule."""
     # As in ML-Agents, linear schedules end at these values and not at 0.
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
-    for section, trainer in _sections(settings).items():
+    for section, trainer in settings.sections.items():
         for key, floor in floors.items():
             value = getattr(trainer.hyperparameters, key, floor)
             kind = getattr(trainer.hyperparameters, f"{key}_schedule", "constant")
             if kind == "linear" and value < floor:
                 yield (
-                    f"{section}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
+                    f"{brief(section)}.hyperparameters.{key} goes from {value:g} up to {floor:g}, "
                     f"where a linear schedule ends; {key}_schedule: constant keeps {value:g}"
                 )
-
-
-def _sections(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of each behavior, by the key of its section in the file."""
-    sections = {brief(f"behaviors.{name}"): item for name, item in settings.behaviors.items()}
-    default = settings.default_settings
-    return sections if default is None else {**sections, "default_settings": default}
 
 
 def _trained(settings: TrainerSettings) -> str:

@@ -243,8 +243,7 @@ def _in_process(plan: Plan, settings: RunSettings) -> SimulatorSource | None:
     """Return the simulator to step in this process; None if a process would work beside it."""
     from pipeline.algos.process_group import launched
 
-    env, behaviors = settings.env_settings, [*settings.behaviors.values()]
-    behaviors += [settings.default_settings] if settings.default_settings else []
+    env, behaviors = settings.env_settings, settings.sections.values()
     is_alone = env.num_envs == max(plan.learners, launched()[1]) == 1
     if env.env_path is None or not is_alone or any(x.threaded for x in behaviors):
         return None

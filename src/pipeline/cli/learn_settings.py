@@ -419,8 +419,7 @@ def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) 
         else:
             source, winner, loser = None, "resume", "initialize_from"
         _log.warning("%s and %s exclude each other: the second is ignored.", winner, loser)
-    behaviors = [*settings.behaviors.values(), settings.default_settings]
-    has_weights = any(x is not None and x.init_path is not None for x in behaviors)
+    has_weights = any(trainer.init_path is not None for trainer in settings.sections.values())
     if checkpoints.inference and not (resume or source or has_weights):
         if force:
             raise SettingsError(

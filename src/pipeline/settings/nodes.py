@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,10 +48,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return a plain value as a tree of nodes, which all get `source` and `line`.
-
-    The keys of maps become text.
-    """
+    """Return a plain value as a tree of nodes with `source` and `line`; keys become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
@@ -82,14 +79,20 @@ def respelled(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def merge(base: Node, over: Node) -> Node:
-    """Return `base` merged with `over`: maps merge at every depth, other values are replaced."""
+def merge(base: Node, over: Node, *, apart: str | None = None) -> Node:
+    """Return `base` merged with `over`: maps merge at every depth, other values are replaced.
+
+    If `apart`, the key path of both, is given, a value in both raises a SettingsError.
+    """
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        if apart is not None:
+            raise fail(over, apart, "is written twice, once with a dotted key; keep one")
         return over
     entries = dict(base.value)
     for key, item in over.value.items():
+        at = None if apart is None else join(apart, key)
         # Keys keep the position that they have in `base`; new keys come last.
-        entries[key] = merge(entries[key], item) if key in entries else item
+        entries[key] = merge(entries[key], item, apart=at) if key in entries else item
     # The result has the place of `over`, which the user changed last.
     return Node(entries, over.source, over.line)
 
@@ -104,6 +107,13 @@ def find(node: Node, keys: str) -> Node:
     return node
 
 
+def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield a node at the key path `path`, and all nodes in its maps with their key paths."""
+    yield path, node
+    for key, item in node.value.items() if isinstance(node.value, dict) else ():
+        yield from walk(item, join(path, key))
+
+
 def fail_at(root: Node, path: str, message: str) -> SettingsError:
     """Return the error `message` about the value at the key path `path` below `root`."""
     return fail(find(root, path), path, message)
@@ -112,17 +122,13 @@ def fail_at(root: Node, path: str, message: str) -> SettingsError:
 def located(node: Node, written: Node) -> Node:
     """Return `node` with the files and lines that `written` has at the same keys.
 
-    If `written` has a list of possible values for a key, as a sweep has, the value in `node` gets
-    the place of the equal item in this list.
+    A value that `written` has in a list, as a sweep has, gets the place of the equal item.
     """
     if isinstance(node.value, dict):
-        listed = written.value if isinstance(written.value, dict) else {}
         # If `written` is a single value, such as null, every key gets the place of this value.
-        below = listed or dict.fromkeys(node.value, written)
-        entries = {
-            key: located(item, below[key]) if key in below else item
-            for key, item in node.value.items()
-        }
+        listed = written.value if isinstance(written.value, dict) else {}
+        below: dict[str, Node] = listed or dict.fromkeys(node.value, written)
+        entries = {key: located(item, below.get(key) or item) for key, item in node.value.items()}
         return replace(node, value=entries, source=written.source, line=written.line)
     items = written.value if isinstance(written.value, list) else []
     # Values are compared without their places, because equal values have different places.
@@ -130,46 +136,25 @@ def located(node: Node, written: Node) -> Node:
     return replace(node, source=place.source, line=place.line)
 
 
-def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
+def undotted(overrides: Mapping[str, Any] | Node, source: str, path: str = "") -> Node:
     """Return a map without dotted keys at any depth: `{a: {b: 1}}` for `{"a.b": 1}`.
-
-    Keys in the sections `_NAMES` are names and are not split.
 
     Raises:
         SettingsError: A key has an empty part, as in `a..b`, or two keys give the same setting.
     """
-    node = overrides if isinstance(overrides, Node) else from_plain(dict(overrides), source)
-    return _undotted(node, "")
-
-
-_NAMES = ("behaviors", "environment_parameters")
-"""Sections with names from the environment as keys; such names may contain dots."""
-
-
-def _undotted(given: Node, path: str) -> Node:
+    given = overrides if isinstance(overrides, Node) else from_plain(dict(overrides), source)
     if not isinstance(given.value, dict):
         return given
     result = Node({}, given.source, given.line)
     for dotted, item in given.value.items():
-        node = _undotted(item, join(path, dotted))
-        # A behavior's name may have a dot itself, such as `My.Agent`.
-        parts = [dotted] if path in _NAMES else dotted.split(".")
+        node = undotted(item, source, join(path, dotted))
+        # Names of behaviors and parameters may have a dot themselves, such as `My.Agent`.
+        is_name = path in ("behaviors", "environment_parameters")
+        parts = [dotted] if is_name else dotted.split(".")
         if not all(parts):
             raise fail(node, dotted, "a part of this dotted key is empty")
         # The dotted key becomes nested maps, built from the innermost part outwards.
         for part in reversed(parts):
             node = Node({part: node}, node.source, node.line)
-        result = _merge_apart(result, node, "")
+        result = merge(result, node, apart="")
     return result
-
-
-def _merge_apart(first: Node, second: Node, path: str) -> Node:
-    """Return the union of two nested maps; raise an error for a key with values in both maps."""
-    if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
-        raise fail(second, path, "is written twice, once with a dotted key; keep one")
-    entries = dict(first.value)
-    for key, item in second.value.items():
-        at = join(path, key)
-        entries[key] = _merge_apart(entries[key], item, at) if key in entries else item
-    # As in `merge`, the result has the place of the part that was added last.
-    return Node(entries, second.source, second.line)

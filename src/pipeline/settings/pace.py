@@ -13,10 +13,7 @@ and the time of updates vary."""
 
 
 def free_share(*, n_cores: int, n_envs: int, n_threads: int) -> float:
-    """Return the share of the waiting time in which the trainer has a processor to itself.
-
-    Each environment is counted as one busy thread in addition to the trainer's.
-    """
+    """Return the share of the waiting time in which the trainer has a processor to itself."""
     # With more busy threads than cores, the system divides the cores evenly among the threads.
     return min(n_cores / (n_envs + n_threads), 1.0)
 
@@ -26,11 +23,8 @@ def chosen_pace(
 ) -> float:
     """Return the number of agent steps per update with which updates fill the waiting time.
 
-    In each exchange the trainer waits for the environments, and updates run in this time. If
-    several updates fit into the waiting time, their number is rounded down. If one update takes
-    longer than the waiting time, fewer than one update per exchange is chosen, so that all updates
-    together take at most as long as all waiting, and experience is collected at least half as fast
-    as without updates.
+    If one update takes longer than the waiting time of an exchange, fewer than one update per
+    exchange is chosen, so that all updates together take at most as long as all waiting.
 
     Args:
         wait_s: seconds for which a trainer that makes no updates waits in each exchange.
@@ -39,13 +33,10 @@ def chosen_pace(
             updates are spread over exchanges (`threaded`), else the steps of a rollout.
         share: share of the waiting time that updates may take; see `free_share`.
     """
-    # This is the number of updates per exchange; a fraction below 1 means one update in several
-    # exchanges.
+    # A number of updates below 1 means one update in several exchanges.
     n_fitting = _USED * share * wait_s / gradient_step_s
     if n_fitting >= 1.0:
-        # The number is rounded down, because the environments would wait for the end of a further
-        # update.
-        n_fitting = math.floor(n_fitting)
+        n_fitting = math.floor(n_fitting)  # environments would wait for the end of another update
     pace = n_rows / n_fitting if n_fitting > 0.0 else MOST
     # Three digits are kept, because more would only show the noise of the measurement.
     return float(f"{min(max(pace, LEAST), MOST):.3g}")

@@ -24,13 +24,11 @@ from pipeline.errors import Mistakes, SettingsError
 from pipeline.plugins import Group
 from pipeline.settings.nodes import Node, fail, find, join, to_plain
 
+K = TypeVar("K")
 T = TypeVar("T")
 
-_YAML_1_1 = {
-    spelling: value
-    for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
-    for spelling in (word, word.title(), word.upper())
-}
+_YAML_1_1 = dict.fromkeys(("yes", "Yes", "YES", "on", "On", "ON"), True)
+_YAML_1_1 |= dict.fromkeys(("no", "No", "NO", "off", "Off", "OFF"), False)
 """Words that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
 
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
@@ -40,8 +38,7 @@ class ContradictionError(ValueError):
     """Two values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
-        # The exception's text begins with the key, because callers that build settings in Python
-        # have no file that shows the key.
+        # Callers that build settings in Python have no file that shows the key.
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -102,9 +99,8 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is dict:
         # The type of the keys is ignored, because keys are always text.
         value_hint = get_args(hint)[1]
-        return each(
-            entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
-        )
+        entries = entries_of(node, path)
+        return each(entries, lambda key, item: read(value_hint, item, join(path, key)))
     if origin is tuple:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
@@ -115,7 +111,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
     return read_dataclass(hint, node, path)
 
 
-def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
+def each(entries: Mapping[K, Node], reader: Callable[[K, Node], T]) -> dict[K, T]:
     """Return a map from each key to `reader(key, value)`; raise the errors of all keys together."""
     values, mistakes = {}, Mistakes()
     for key, item in entries.items():
@@ -137,15 +133,8 @@ def read_dataclass(
 
     A field's metadata may have `copies`, the name of another field: if only the other field is
     written, this field gets the other field's value, multiplied by the metadata `times` if given.
-    Fields with the metadata `internal` are not settings.
-
-    Args:
-        cls: the settings class, a dataclass.
-        node: the map to read.
-        path: key path of the map, for errors.
-        hints: types of the fields whose type depends on other values; they replace the type hints
-            in the class.
-        mistakes: errors found earlier, which are raised together with the errors of the keys.
+    Fields with the metadata `internal` are not settings. `hints` replace type hints in the class;
+    `mistakes` found earlier are raised together with the errors of the keys.
     """
     known = {**setting_hints(cls), **(hints or {})}
     # `memory: true` is a common mistake; the error shows how the section is written.
@@ -169,12 +158,10 @@ def read_dataclass(
                 at = join(path, item.name)
                 values[item.name] = read(known[item.name], entries[item.name], at)
             elif copied in entries and copied not in failed:
-                # An error names the key to which the value is copied, and the line of the key from
-                # which the value is copied.
+                # An error has the key of this field, and the line of the copied key.
                 source = read(known[item.name], entries[copied], join(path, item.name))
-                values[item.name] = (
-                    source * item.metadata["times"] if "times" in item.metadata else source
-                )
+                times = item.metadata.get("times")
+                values[item.name] = source if times is None else source * times
             # If a key is misspelt, the error about that key helps more than "is required".
             elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
                 raise fail(node, path, f"the key {item.name!r} is required")
@@ -206,7 +193,7 @@ def setting_hints(cls: Any) -> Mapping[str, Any]:
     return _hints(cls)  # mypy rejects a class as argument of a cached function
 
 
-@cache  # the result is cached, because resolving type hints is slow
+@cache  # resolving type hints is slow
 def _hints(cls: Any) -> Mapping[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if not f.metadata.get("internal")}
@@ -222,7 +209,7 @@ def to_map(value: Any) -> Any:
     # If a value may be written in several forms, its class chooses the form, in `to_plain`.
     if hasattr(value, "to_plain"):
         return value.to_plain()
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value):
         return fields_to_map(value)
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
@@ -307,8 +294,7 @@ def keys_below(hint: Any) -> set[str]:
     """Return the keys of the settings class `hint`, or of all settings classes in a union."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
-    # Keys of deeper sections are left out: errors propose the section in which a key belongs, and a
-    # key of deeper sections may belong in too many.
+    # A key of deeper sections may belong in too many sections.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 
@@ -318,11 +304,8 @@ def _read_limited(hint: Any, node: Node, path: str) -> Any:
     if isinstance(limits[0], Group):
         return choice(node, path, limits[0])
     value = read(inner, node, path)
-    for limit in limits:
-        # Bounds are checked after the conversion, because they compare numbers.
-        broken = limit.broken_by(value)
-        if broken:
-            raise fail(node, path, f"{broken}, got {display(node)}")
+    for broken in filter(None, (limit.broken_by(value) for limit in limits)):
+        raise fail(node, path, f"{broken}, got {display(node)}")
     return value
 
 
@@ -350,20 +333,16 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
     if not isinstance(node.value, list):
         # A single scalar was probably meant as a list of one value, so the error proposes the list.
         of_scalars = not is_dataclass(parts[0]) and get_origin(parts[0]) not in (tuple, dict)
-        has_one = of_scalars and node.text and node.value is not None
-        remedy = f"; write [{node.text}]" if has_one else ""
+        is_one = of_scalars and node.text and node.value is not None
+        remedy = f"; write [{node.text}]" if is_one else ""
         raise fail(node, path, f"needs a list, got {display(node)}{remedy}")
     if parts[-1] is Ellipsis:
         # `tuple[X, ...]` has any length, `tuple[X, Y]` exactly two values.
         parts = (parts[0],) * len(node.value)
     if len(parts) != len(node.value):
         raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {display(node)}")
-    values, mistakes = [], Mistakes()
-    for index, (part, item) in enumerate(zip(parts, node.value, strict=True)):
-        with mistakes:
-            values.append(read(part, item, join(path, index)))
-    mistakes.refuse()
-    return tuple(values)
+    items = dict(enumerate(node.value))
+    return tuple(each(items, lambda i, item: read(parts[i], item, join(path, i))).values())
 
 
 def _read_bool(node: Node, path: str) -> bool:
@@ -378,8 +357,7 @@ def _read_bool(node: Node, path: str) -> bool:
 def _read_text(node: Node, path: str) -> str:
     if isinstance(node.value, str):
         return node.value
-    # A number may be meant as text, as in `run_id: 007`. True is an int in Python, but is not read
-    # as text here.
+    # A number may be meant as text, as in `run_id: 007`; true and false may not.
     if isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return str(node.text)
     raise fail(node, path, f"needs text, got {display(node)}")

@@ -18,9 +18,6 @@ from pipeline.errors import SettingsError
 from pipeline.files import foreign, listed, similar
 from pipeline.settings.nodes import Node, join
 
-_PROJECT = " `pipeline init DIR` writes a project with one."
-_REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
 """Maximum number of values in a file, because nested aliases can expand to more values than fit
 into memory."""
@@ -77,20 +74,17 @@ class _Loader(yaml.SafeLoader):
     map's arguments: the map is read as a plain map, and no Python object is made.
     """
 
-    # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
-    # inherited resolvers follow YAML 1.1.
+    # The inherited resolvers follow YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML has this class attribute
     _n_nodes = 0
     _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # A tag is checked before the values below it are composed, so that the first refused tag of
-        # the file is reported.
+        # A tag is checked before the values below it, so that the first refused tag is reported.
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
-        # The map of behaviors that ML-Agents writes has its arguments under `args`. If it has no
-        # behaviors, it is written as the list of its arguments.
+        # The arguments of the map are under `args`; a map without behaviors is a list of them.
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, because settings are plain data")
@@ -124,22 +118,17 @@ class _Dumper(yaml.SafeDumper):
     """A safe dumper that quotes all text which YAML 1.1 or 1.2 would not read as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML has this class attribute
-        # The lists are copied, because changing PyYAML's own lists would affect all users of PyYAML
-        # in this process.
+        # PyYAML's own lists are those of all users of PyYAML in this process.
         first: list(resolvers)
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
-    # Equal maps are written out twice, because with an alias an edit of one map would change the
-    # other map.
+    # With an alias, an edit of one of two equal maps would change the other.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # the signature is PyYAML's
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Return the node of a text, in double quotes if it has Unicode line breaks.
-
-        Without the quotes, these line breaks would be folded.
-        """
+        """Return the node of a text; Unicode line breaks would be folded without double quotes."""
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -153,16 +142,10 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
 
 
 class Repeat(NamedTuple):
-    """A repeated key of a map."""
+    """A repeated key of a map, with its line, and the line at which the key occurs first."""
 
     node: Node
-    """The repeated key, with its line."""
     first: int
-    """Line at which the key occurs first."""
-
-    def __str__(self) -> str:
-        """Return the error message about the repeated key."""
-        return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
 def read_yaml(
@@ -178,11 +161,12 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        missing = f"{what} could not be found at {path.absolute()}"
         # The parameter file gets no list of other files, because its name is fixed.
         others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
-        hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
-        raise SettingsError(f"{missing}{hint}") from error
+        is_ours = what in ("Config file", "Parameter file")
+        remedy = " `pipeline init DIR` writes a project with one." if is_ours else ""
+        hint = similar(path) or f"{others}.{remedy}"
+        raise SettingsError(f"{what} could not be found at {path.absolute()}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
     # A wrong file, such as an ONNX model, gets its own message before any parsing.
@@ -195,11 +179,9 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise SettingsError(f"{path}: {what} has binary data; name a YAML file") from error
         # UTF-16 and Windows-1252 files of Windows editors are refused here.
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SettingsError(
-            f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
-            "Save it with the encoding UTF-8."
-        ) from error
+        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
+        text = f"{what} is not UTF-8 (byte 0x{byte:02x}). Save it with the encoding UTF-8."
+        raise SettingsError(f"{path}:{line}: {text}") from error
 
 
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
@@ -212,10 +194,8 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
     """
     if len(text) > _MOST_CHARACTERS:
-        raise SettingsError(
-            f"{source}: has {len(text)} characters, more than the maximum of {_MOST_CHARACTERS} "
-            "for settings."
-        )
+        limit = f"more than the maximum of {_MOST_CHARACTERS} for settings"
+        raise SettingsError(f"{source}: has {len(text)} characters, {limit}.")
     try:
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
@@ -225,10 +205,9 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
     except yaml.MarkedYAMLError as error:
         raise SettingsError(_syntax_message(error, source)) from error
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise SettingsError(
-            f"{source}:{line}: the character U+{ord(text[error.position]):04X} is not allowed."
-        ) from error
+        line, code = text.count("\n", 0, error.position) + 1, ord(text[error.position])
+        said = f"{source}:{line}: the character U+{code:04X} is not allowed."
+        raise SettingsError(said) from error
     # PyYAML composes nested lists by recursion, so depth is limited by Python's stack.
     except RecursionError as error:
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
@@ -258,8 +237,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
             kinds = [misread(key) for key, _ in node.value]
             for (key, value), kind in zip(node.value, kinds, strict=True):
                 inside, line = join(at, key.value), key.start_mark.line + 1
-                # Names must be text. In any other map, one number among text keys is enough to make
-                # the keys unsortable.
+                # Names must be text; one number among other text keys makes the keys unsortable.
                 if kind is not None and (at in named or len(set(kinds)) > 1):
                     yield inside, Node(key.value, str(path), line), kind
                 yield from walk(value, inside)
@@ -288,20 +266,11 @@ def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def dump_yaml(value: Any) -> str:
-    """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal.
-
-    The value has maps with text keys, lists, tuples (written as lists), and scalars.
-    """
-    return yaml.dump(
-        value,
-        Dumper=_Dumper,
-        # Keys keep the order that they have in `value`.
-        sort_keys=False,
-        # Names in other alphabets are written without escapes, so that they stay readable.
-        allow_unicode=True,
-        default_flow_style=False,
-        width=100,
-    )
+    """Return block-style YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as equal."""
+    # Names in other alphabets are written without escapes, so that they stay readable.
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 100}
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=False, **options)
+    return text
 
 
 class _Builder:
@@ -342,13 +311,12 @@ class _Builder:
             key = str(key_node.value)
             line = key_node.start_mark.line + 1
             if key in lines:
-                repeat = Repeat(Node(key, self._source, line), lines[key])
                 if self._repeats is None:
-                    raise _error(key_node, str(repeat))
-                self._repeats.append(repeat)
+                    text = f"the key {key!r} is written twice, first in line {lines[key]}"
+                    raise _error(key_node, text)
+                self._repeats.append(Repeat(Node(key, self._source, line), lines[key]))
             lines.setdefault(key, line)
-            # YAML 1.1 has merge keys and 1.2 dropped them, but people and ML-Agents' files use
-            # merge keys.
+            # YAML 1.2 dropped merge keys, but people and ML-Agents' files use them.
             if key_node.tag == _MERGE:
                 merged |= self._merged(value_node)
             else:
@@ -372,19 +340,14 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if node.tag == _NULL:
         return None
     if node.tag == _BOOL:
-        # Only the spellings of the core schema get this tag; `yes` stays text here.
         return text.lower() == "true"
-    if node.tag == _INT:
-        return _integer(node)
     if node.tag == _FLOAT:
         # Python reads `inf` and `nan` without the dot that YAML puts before them.
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
-    return text
-
-
-def _integer(node: yaml.ScalarNode) -> int:
+    if node.tag != _INT:
+        return text
     try:
-        number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+        number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         str(number)  # for some bases Python limits the number of digits only in `str`
     except ValueError as error:
         raise _error(node, "the number has too many digits") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 
 import pytest
 from refusals import refusal
@@ -41,16 +42,16 @@ def fetch(**changed: str) -> str:
 FETCH = fetch()[:-1] + ", "
 
 
+TAG = {"source": "pettingzoo", "id": "a.b_v1"}
+
+
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
         ("{source: builtin, name: x}", BuiltinSource(source="builtin", name="x")),
         ("{source: path, path: a, args: [b]}", PathSource(path="a", args=("b",))),
         ("{source: gymnasium, id: x}", GymnasiumSource(source="gymnasium", id="x", copies=16)),
-        (
-            "{source: pettingzoo, id: a.b_v1, teams: {x_0: 1}}",
-            PettingzooSource(source="pettingzoo", id="a.b_v1", copies=4, teams={"x_0": 1}),
-        ),
+        (f"{TAG | {'teams': {'x': 1}}}", PettingzooSource(**TAG, copies=4, teams={"x": 1})),
     ],
 )
 def test_each_kind_of_environment_source_is_read_with_its_own_keys(text, meant):
@@ -61,23 +62,13 @@ def test_each_kind_of_environment_source_is_read_with_its_own_keys(text, meant):
     ("name", "meant"),
     [
         ("balance_ball", BuiltinSource(source="builtin", name="balance_ball")),
-        (
-            "gymnasium:ale_py:ALE/Pong-v5",
-            GymnasiumSource(source="gymnasium", id="ale_py:ALE/Pong-v5"),
-        ),
-        (
-            "pettingzoo:mpe2.simple_tag_v3",
-            PettingzooSource(source="pettingzoo", id="mpe2.simple_tag_v3"),
-        ),
+        ("gymnasium:py:ALE/Pong-v5", GymnasiumSource(source="gymnasium", id="py:ALE/Pong-v5")),
+        ("pettingzoo:a.b_v1", PettingzooSource(**TAG)),
         ("my.env:make", ModuleSource(source="module", id="my.env:make")),
-        ("./Game", PathSource(path="./Game")),
-        ("Game.x86_64", PathSource(path="Game.x86_64")),
-        ("C:\\Games\\Game", PathSource(path="C:\\Games\\Game")),
+        *((path, PathSource(path=path)) for path in ("./Game", "Game.x86_64", "C:\\Games\\Game")),
     ],
 )
-def test_environment_given_as_one_name_gets_its_source_from_the_form_of_the_name(
-    name: str, meant: EnvironmentParams
-) -> None:
+def test_environment_given_as_one_name_gets_its_source_from_the_form_of_the_name(name, meant):
     assert named(name) == meant
     assert read(f"'{name}'") == meant
 
@@ -92,22 +83,12 @@ def test_packed_options_of_a_third_party_environment_leave_out_default_values() 
     plain = read("{source: gymnasium, id: Hopper-v5}")
     assert isinstance(plain, BridgeSource)
     assert plain.packed()[1] == {"id": "Hopper-v5", "n_agents": 16}
-    full = read(
-        "{source: pettingzoo, id: a.b_v1, copies: 2, kwargs: {n: 3, deep: {x: [1.5, true]}},"
-        " api: aec, teams: index, groups: all, visual: never, action_scale: 2, args: [--x]}"
-    )
+    options = {"kwargs": {"n": 3, "deep": {"x": [1.5, True]}}, "api": "aec", "teams": "index"}
+    options |= {"groups": "all", "visual": "never", "action_scale": 2.0}
+    full = read(json.dumps(TAG | options | {"copies": 2, "args": ["--x"]}))
     assert isinstance(full, BridgeSource)
-    assert full.packed()[1] == {
-        "id": "a.b_v1",
-        "n_agents": 2,
-        "kwargs": {"n": 3, "deep": {"x": [1.5, True]}},
-        "api": "aec",
-        "teams": "index",
-        "groups": "all",
-        "visual": "never",
-        "action_scale": 2.0,
-    }
-    assert to_map(full)["kwargs"] == {"n": 3, "deep": {"x": [1.5, True]}}
+    assert full.packed()[1] == {"id": "a.b_v1", "n_agents": 2} | options
+    assert to_map(full)["kwargs"] == options["kwargs"]
 
 
 # --- environments from outside ---------------------------------------------------------------
@@ -117,19 +98,16 @@ L, W = "https://x/l.zip", "https://x/w.zip"
 BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windows: {'cd' * 32}}}"
 
 
+PLATFORMS = ("linux", "darwin", "windows")
+TEXTS = (DIGEST, "1" * 64, "12e" + "3" * 61, "0" * 64)  # digests that look like numbers are text
+
+
 @pytest.mark.parametrize(
     ("text", "archives"),
     [
-        (
-            f"url: '{L}', sha256: {DIGEST.upper()}",
-            dict.fromkeys(("linux", "darwin", "windows"), (L, DIGEST)),
-        ),
-        (f"url: '{L}', sha256: {DIGEST}, platform: linux", {"linux": (L, DIGEST)}),
+        (f"url: '{L}', sha256: {DIGEST.upper()}", dict.fromkeys(PLATFORMS, (L, DIGEST))),
+        *((f"url: '{L}', platform: linux, sha256: {n}", {"linux": (L, n)}) for n in TEXTS),
         (BOTH, {"linux": (L, DIGEST), "windows": (W, "cd" * 32)}),
-        *(
-            (f"url: '{L}', platform: linux, sha256: {number}", {"linux": (L, number)})
-            for number in ("1" * 64, "12e" + "3" * 61, "0" * 64)  # still text
-        ),
     ],
 )
 def test_archive_with_a_platform_is_used_only_on_this_platform_and_other_archives_on_all(
@@ -137,7 +115,7 @@ def test_archive_with_a_platform_is_used_only_on_this_platform_and_other_archive
 ):
     game = read(f"{{source: fetch, {text}, args: [--a]}}")
     assert (type(game), game.source, game.args) == (FetchSource, "fetch", ("--a",))
-    found = {name: game.archive(name) for name in ("linux", "darwin", "windows")}
+    found = {name: game.archive(name) for name in PLATFORMS}
     assert {name: archive for name, archive in found.items() if archive} == archives
     if "platform" in text:
         assert game.platforms() == ("linux",)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
 from pipeline.settings.trainer.legacy.flat import FLAT_KEYS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 HYPER, NETWORK, SIGNALS = "hyperparameters", "network_settings", "reward_signals"
-DEMO = {"demo_path": "a.demo"}
+DEMO, SIZE = {"demo_path": "a.demo"}, {"encoding_size": 9}
+RATIO = {"play_against_current_self_ratio": 0.25}
 RECURRENT, CURIOUS, SAC = {"use_recurrent": True}, {"use_curiosity": True}, {"trainer": "sac"}
 # Keys with unchanged values: their place in a behavior, required keys of the section, values.
 MOVED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -65,11 +65,8 @@ FLAT: list[tuple[str, Any, dict[str, Any], str | None, Any]] = [
         for key, value in GAIL.items()
     ),
     *(
-        (SIGNALS, {name: keys}, {}, f"{SIGNALS}.{name}.{NETWORK}.hidden_units", 9)
-        for name, keys in (
-            ("curiosity", {"encoding_size": 9}),
-            ("gail", DEMO | {"encoding_size": 9}),
-        )
+        (SIGNALS, {name: keys | SIZE}, {}, f"{SIGNALS}.{name}.{NETWORK}.hidden_units", 9)
+        for name, keys in (("curiosity", {}), ("gail", DEMO))
     ),
     ("trainer", "sac", {}, "trainer_type", "sac"),
     ("trainer", "online_bc", DEMO, "trainer_type", "ppo"),
@@ -86,30 +83,12 @@ FLAT: list[tuple[str, Any, dict[str, Any], str | None, Any]] = [
     ),
     ("num_update", 4, SAC, f"{HYPER}.steps_per_update", 0.25),
     ("train_interval", 4, SAC, f"{HYPER}.steps_per_update", 4.0),
-    (
-        "self_play",
-        {"play_against_current_self_ratio": 0.25},
-        {},
-        "self_play.play_against_latest_model_ratio",
-        0.25,
-    ),
+    ("self_play", RATIO, {}, "self_play.play_against_latest_model_ratio", 0.25),
     ("burn_in_ratio", 0.5, {}, None, None),
     ("brain_to_imitate", "T", {"trainer": "online_bc", **DEMO}, None, None),
     ("batches_per_epoch", 9, {"trainer": "offline_bc", **DEMO}, None, None),
     *((key, "x", {}, None, None) for key in ("summary_path", "model_path", "graph_scope")),
 ]
-
-
-def at(path: str, mapping: Any) -> Any:
-    for key in path.split("."):
-        mapping = mapping[key]
-    return mapping
-
-
-def mapping_of(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    path = folder / "config.yaml"
-    path.write_text(dump_yaml(document))
-    return to_mapping(load_run_settings(path))
 
 
 @pytest.mark.parametrize(
@@ -129,9 +108,11 @@ def test_every_key_of_an_old_flat_configuration_is_converted(
 ) -> None:
     section = {"trainer": "ppo", **more, key: value}
     flat = {"default": section, "B": {}} if from_default else {"B": section}
-    behavior = mapping_of(flat, tmp_path)["behaviors"]["B"]
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(flat))
+    behavior = to_mapping(load_run_settings(path))["behaviors"]["B"]
     if place is not None:
-        assert at(place, behavior) == got
+        assert reduce(dict.__getitem__, place.split("."), behavior) == got
     assert not [text for text in caplog.messages if "unknown key" in text]
 
 

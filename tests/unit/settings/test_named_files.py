@@ -39,67 +39,55 @@ def run(text: str):
 CLONED = "behavioral_cloning: {demo_path: no.demo}"
 
 
+A = "behaviors:\n  A:\n    "
+DEFAULTS = f"default_settings:\n  {CLONED}\n"
+GAIL = f"{A}reward_signals:\n      gail:\n        demo_path: no.demo\n"
+LIST = f"{A}behavioral_cloning:\n      demo_path:\n        - here.demo\n        - no.demo\n"
+HERE = f"{A}behavioral_cloning: {{{{demo_path: {{}}}}}}"
+KEY, GONE = "behavioral_cloning.demo_path", "no.demo does not exist; "
+NEAR = f"behaviors.A.{KEY}: hree.demo does not exist"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "behaviors:\n  A:\n    reward_signals:\n      gail:\n        demo_path: no.demo\n",
-            "one.yaml:5: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; record",
-        ),
-        (
-            "behaviors:\n  A:\n    behavioral_cloning:\n      demo_path:\n        - here.demo\n"
-            "        - no.demo\n",
-            "one.yaml:6: behaviors.A.behavioral_cloning.demo_path[1]: no.demo does not exist; ",
-        ),
-        (
-            f"default_settings:\n  {CLONED}\nbehaviors:\n  A: {{}}\n",
-            "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: no.demo does not exist; ",
-        ),
-        (
-            f"default_settings:\n  {CLONED}\n",
-            "one.yaml:2: default_settings.behavioral_cloning.demo_path: no.demo does not exist; ",
-        ),
-        (
-            "behaviors:\n  A:\n    behavioral_cloning: {demo_path: empty}\n",
-            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: empty has no '.demo' files",
-        ),
-        (
-            "behaviors:\n  A:\n    behavioral_cloning: {demo_path: hree.demo}\n",
-            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: hree.demo does not exist; did "
-            "you mean 'here.demo'?",
-        ),
+        (GAIL, f"5: behaviors.A.reward_signals.gail.demo_path: {GONE}record"),
+        (LIST, f"6: behaviors.A.{KEY}[1]: {GONE}"),
+        (f"{DEFAULTS}behaviors:\n  A: {{}}\n", f"2: behaviors.A.{KEY}: {GONE}"),
+        (DEFAULTS, f"2: default_settings.{KEY}: {GONE}"),
+        (HERE.format("empty"), f"3: behaviors.A.{KEY}: empty has no '.demo' files"),
+        (HERE.format("hree.demo"), f"3: {NEAR}; did you mean 'here.demo'?"),
     ],
 )
 def test_missing_demonstration_is_reported_with_line_and_remedy(text, expected):
     Path("here.demo").touch()
     Path("empty").mkdir()
-    assert refusal(SettingsError, refuse_missing_demonstrations, run(text)).startswith(expected)
+    said = refusal(SettingsError, refuse_missing_demonstrations, run(text))
+    assert said.startswith(f"one.yaml:{expected}")
 
 
 def test_existing_demonstrations_are_accepted():
     Path("here.demo").touch()
     Path("some").mkdir()
     Path("some/a.demo").touch()
-    refuse_missing_demonstrations(
-        run("behaviors: {A: {behavioral_cloning: {demo_path: [here.demo, some]}}}")
-    )
+    both = "behavioral_cloning: {demo_path: [here.demo, some]}"
+    refuse_missing_demonstrations(run(f"behaviors: {{A: {{{both}}}}}"))
+
+
+MINE = PARAMS.replace("environment: ball, episodes: 2, seed: 1", "file: mine.demo")
 
 
 @pytest.mark.parametrize(
-    ("trainer", "change", "expected"),
+    ("trainer", "params", "expected"),
     [
-        (f"A: {{{CLONED}}}", ("", ""), "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: "),
-        ("A: {init_path: no.pt}", ("", ""), "one.yaml:2: behaviors.A.init_path: no.pt does not e"),
-        (
-            "A: {}",
-            ("environment: ball, episodes: 2, seed: 1", "file: mine.demo"),
-            "params.yaml:2: demonstrations.played.file: mine.demo does not exist; ",
-        ),
+        (f"A: {{{CLONED}}}", PARAMS, f"one.yaml:2: behaviors.A.{KEY}: "),
+        ("A: {init_path: no.pt}", PARAMS, "one.yaml:2: behaviors.A.init_path: no.pt does not e"),
+        ("A: {}", MINE, "params.yaml:2: demonstrations.played.file: mine.demo does not exist; "),
     ],
 )
-def test_missing_files_named_in_params_yaml_are_reported(trainer, change, expected):
+def test_missing_files_named_in_params_yaml_are_reported(trainer, params, expected):
     run(f"behaviors:\n  {trainer}\n")
-    Path("params.yaml").write_text(PARAMS.replace(*change) if change[0] else PARAMS)
+    Path("params.yaml").write_text(params)
     assert refusal(SettingsError, check_files, load_params()).startswith(expected)
 
 
@@ -142,7 +130,8 @@ def test_demonstration_may_be_missing_if_training_waits_for_the_stage_that_recor
     text = text.replace("experiments:", two)
     Path("params.yaml").write_text(text)
     said = refusal(SettingsError, check_settings, load_params())
-    assert "reads data/demos/two.demo, which the stage demos writes" in said
+    assert "experiments.one: behaviors.A.behavioral_cloning.demo_path reads data/demos/two" in said
+    assert "which the stage demos writes; set 'demonstrations: two'" in said
     waits = "pretrain: {epochs: 1, batch_size: 2, learning_rate: 0.1}, demonstrations: two"
     text = text.replace("stages: [train]", f"stages: [pretrain, train], {waits}")
     Path("params.yaml").write_text(text)
@@ -151,9 +140,7 @@ def test_demonstration_may_be_missing_if_training_waits_for_the_stage_that_recor
 
 
 @pytest.mark.parametrize("first", [None, "there.pt", "results/other/checkpoint.pt"])
-def test_missing_initial_weights_of_any_behavior_are_reported_with_source_and_key(
-    first: str | None, folder
-) -> None:
+def test_missing_initial_weights_of_any_behavior_are_reported_with_source_and_key(first, folder):
     place = folder / "elsewhere"
     place.mkdir()
     (place / "there.pt").touch()

@@ -4,38 +4,28 @@ import pytest
 
 from pipeline.settings.pace import LEAST, MOST, chosen_pace, free_share
 
+# Milliseconds of waiting and of an update, rows, environments, cores, and the expected number.
 PROFILES = {
-    "one agent, slow environment": ({"wait_ms": 14, "update_ms": 6, "n_rows": 1}, 0.5),
-    "an update just fits": ({"wait_ms": 14, "update_ms": 12, "n_rows": 1}, 1.0),
-    "an update does not fit": ({"wait_ms": 6, "update_ms": 10.8, "n_rows": 1}, 2.0),
-    "never more than four updates a step": ({"wait_ms": 30, "update_ms": 1, "n_rows": 1}, LEAST),
-    "12 agents at 6 ms": ({"wait_ms": 6, "update_ms": 10.8, "n_rows": 12}, 24.0),
-    "an instantaneous environment": ({"wait_ms": 0.0, "update_ms": 10, "n_rows": 12}, MOST),
-    "nearly so": ({"wait_ms": 0.05, "update_ms": 10, "n_rows": 1}, MOST),
-    "rows of four steps at once": ({"wait_ms": 14, "update_ms": 12, "n_rows": 4}, 4.0),
-    "four environments, enough cores": (
-        {"wait_ms": 14, "update_ms": 6, "n_rows": 4, "cores": 8, "envs": 4},
-        2.0,
-    ),
-    "four environments, two cores": (
-        {"wait_ms": 14, "update_ms": 6, "n_rows": 4, "cores": 2, "envs": 4},
-        4 / (0.9 * 0.4 * 14 / 6),
-    ),
-    "one core": ({"wait_ms": 14, "update_ms": 6, "n_rows": 1, "cores": 1}, 1.0),
+    "one agent, slow environment": (14, 6, 1, 1, 2, 0.5),
+    "an update just fits": (14, 12, 1, 1, 2, 1.0),
+    "an update does not fit": (6, 10.8, 1, 1, 2, 2.0),
+    "never more than four updates a step": (30, 1, 1, 1, 2, LEAST),
+    "12 agents at 6 ms": (6, 10.8, 12, 1, 2, 24.0),
+    "an instantaneous environment": (0.0, 10, 12, 1, 2, MOST),
+    "nearly so": (0.05, 10, 1, 1, 2, MOST),
+    "rows of four steps at once": (14, 12, 4, 1, 2, 4.0),
+    "four environments, enough cores": (14, 6, 4, 4, 8, 2.0),
+    "four environments, two cores": (14, 6, 4, 4, 2, 4 / (0.9 * 0.4 * 14 / 6)),
+    "one core": (14, 6, 1, 1, 1, 1.0),
 }
 
 
-@pytest.mark.parametrize(("profile", "expected"), PROFILES.values(), ids=PROFILES)
-def test_chosen_steps_per_update_fits_updates_into_the_time_that_the_trainer_waits(
-    profile, expected
-):
-    share = free_share(n_cores=profile.get("cores", 2), n_envs=profile.get("envs", 1), n_threads=1)
-    pace = chosen_pace(
-        wait_s=profile["wait_ms"] / 1e3,
-        gradient_step_s=profile["update_ms"] / 1e3,
-        n_rows=profile["n_rows"],
-        share=share,
-    )
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+def test_chosen_steps_per_update_fits_updates_into_the_time_that_the_trainer_waits(profile):
+    wait_ms, update_ms, n_rows, n_envs, n_cores, expected = profile
+    share = free_share(n_cores=n_cores, n_envs=n_envs, n_threads=1)
+    times = {"wait_s": wait_ms / 1e3, "gradient_step_s": update_ms / 1e3}
+    pace = chosen_pace(**times, n_rows=n_rows, share=share)
     assert pace == pytest.approx(expected, rel=0.005)
     assert pace == float(f"{pace:.3g}"), "a number that a person can type"
     assert LEAST <= pace <= MOST

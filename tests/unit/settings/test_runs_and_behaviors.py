@@ -18,14 +18,8 @@ from pipeline.settings.project.sweeps import Axis, Interval
 from pipeline.settings.trainer.run_file import demonstrations, structure
 from pipeline.settings.trainer.schema import (
     HYPERPARAMETERS,
-    CuriositySettings,
-    ExtrinsicSettings,
-    NetworkSettings,
-    POCASettings,
-    RNDSettings,
     RunSettings,
     SACSettings,
-    TrainerSettings,
 )
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
@@ -85,9 +79,7 @@ def params(tmp_path) -> Params:
     return described(tmp_path)
 
 
-def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(params, monkeypatch):
     """Threads, plug-ins and sweep values are dependencies of pretrain and train only."""
     packages = {"cloned": {"a": "1"}, "base": {}, "grid/002": {"b": "2"}}
     monkeypatch.setattr(Params, "plugins", lambda _self, name: packages.get(name, {}))
@@ -104,17 +96,18 @@ def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
     assert pretrained.pop("network")
     assert pretrained == learning
     assert tables["train_pretrained"] == {"cloned-3": learning | {"learners": 2}}
+    first = tables["train_from_scratch"]["search-001-6"]
+    assert first.keys() >= {"values", "threads"}
+    trials = {number: {STEPS: 900, RATE: rate} for number, rate in (("001", 0.1), ("002", 0.2))}
+    plain, plugged = ({"values": values, "threads": 3} for values in trials.values())
     trained = {
-        "grid-001-5": run("grid/001", 5, values={STEPS: 900, RATE: 0.1}, threads=3),
-        "grid-002-5": run(
-            "grid/002", 5, values={STEPS: 900, RATE: 0.2}, plugins={"b": "2"}, threads=3
-        ),
-        "search-001-6": tables["train_from_scratch"]["search-001-6"],
+        "grid-001-5": run("grid/001", 5, **plain),
+        "grid-002-5": run("grid/002", 5, **plugged, plugins={"b": "2"}),
+        "search-001-6": first,
         **{f"base-{seed}": run("base", seed, threads=3) for seed in (1, 2)},
     }
     assert tables["train_from_scratch"] == trained
     assert list(tables["train_from_scratch"]) == list(trained), "trials, and then experiments"
-    assert tables["train_from_scratch"]["search-001-6"].keys() >= {"values", "threads"}
     chosen = {
         f"search-{n}-6": run(f"search/{n}", 6, threads=3, chosen=f"results/propose/search/{n}.json")
         for n in ("002", "003")
@@ -134,7 +127,6 @@ def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
     assert tables["demonstrations"] == {"expert": {"environment": "ball"}}
     assert tables["file_demonstrations"] == {}
     grid = {"experiment": "base", "metric": "mean_return", "goal": "maximize", "seeds": [5]}
-    trials = {"001": {STEPS: 900, RATE: 0.1}, "002": {STEPS: 900, RATE: 0.2}}
     assert tables["sweeps"]["grid"] == grid | {"trials": trials}
     search = tables["sweeps"]["search"]
     assert [search[key] for key in ("metric", "goal", "seeds")] == ["min_return", "minimize", [6]]
@@ -172,16 +164,9 @@ def test_recorded_plugin_versions_of_a_run_follow_from_its_settings_with_overrid
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
-    monkeypatch.setattr(
-        RunSettings,
-        "plugins",
-        lambda self: {"steps": self.behaviors["Ball"].max_steps},
-    )
-    assert {n: params.plugins(n)["steps"] for n in params.experiments} == {
-        "cloned": 700,
-        "base": 800,
-        "grid_best": 800,
-    }
+    monkeypatch.setattr(RunSettings, "plugins", lambda self: self.behaviors["Ball"].max_steps)
+    steps = {"cloned": 700, "base": 800, "grid_best": 800}
+    assert {name: params.plugins(name) for name in params.experiments} == steps
 
 
 BEHAVIORS = yaml.safe_load("""
@@ -217,8 +202,8 @@ def test_settings_that_a_behavior_inherits_do_not_depend_on_the_other_behaviors(
         together = read(*order)
         assert together.behaviors == alone
         assert together.default_settings == defaults == together.for_behavior("Other")
-    assert alone["Sac"].hyperparameters.learning_rate == 0.01
-    assert alone["Sac"].hyperparameters.batch_size == 77
+    assert alone["Sac"].hyperparameters == SACSettings(tau=0.5, learning_rate=0.01, batch_size=77)
+    assert alone["Sac"].max_steps == 9
     assert alone["Memory"].hyperparameters.batch_size == 99
     assert [alone["Memory"].hyperparameters.beta, defaults.hyperparameters.beta] == [0.5, 0.5]
     signals = alone["Signals"].reward_signals
@@ -229,9 +214,7 @@ def test_settings_that_a_behavior_inherits_do_not_depend_on_the_other_behaviors(
     assert alone["Plain"].reward_signals == defaults.reward_signals
 
 
-def test_optuna_study_gets_every_trial_with_values_score_and_state(
-    params: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_optuna_study_gets_every_trial_with_values_score_and_state(params, monkeypatch):
     optuna = pytest.importorskip("optuna")
     told, seeds = [], []
 
@@ -244,16 +227,13 @@ def test_optuna_study_gets_every_trial_with_values_score_and_state(
             told.append((trial.params[RATE], trial.params[STEPS], trial.state.name, trial.value))
 
         def ask(self, space: dict) -> object:
-            return optuna.trial.create_trial(
-                params={RATE: 0.25, STEPS: 1}, distributions=space, value=0.0
-            )
+            drawn = {RATE: 0.25, STEPS: 1}
+            return optuna.trial.create_trial(params=drawn, distributions=space, value=0.0)
 
     monkeypatch.setattr(optuna, "create_study", Study)
     monkeypatch.setattr(optuna.samplers, "TPESampler", lambda **options: seeds.append(options))
-    results = {
-        "001": ({RATE: 0.3, STEPS: 600}, 7.0),
-        "002": ({RATE: 0.5, STEPS: 500}, float("nan")),
-    }
+    results = {"001": ({RATE: 0.3, STEPS: 600}, 7.0)}
+    results["002"] = ({RATE: 0.5, STEPS: 500}, float("nan"))
     waiting = [{RATE: 0.6, STEPS: 500}, {RATE: 0.7, STEPS: 600}]
     sweep = params.sweeps["search"]
     assert [sweep.propose(n, results, waiting) for n in (5, 6)] == [{RATE: 0.25, STEPS: 600}] * 2
@@ -268,11 +248,8 @@ def test_random_sweep_draws_different_values_for_each_key_trial_and_seed(params:
     axes = {key: Axis(interval=Interval(min=0, max=1)) for key in ("a", "b")}
     search = params.sweeps["search"]
     sweep = replace(search, method="random", parameters=axes, runs=9, startup=None)
-    drawn = [value for values in sweep.trials().values() for value in values.values()]
-    drawn += [
-        value for values in replace(sweep, seed=5).trials().values() for value in values.values()
-    ]
-    assert len(set(drawn)) == 2 * 2 * 9
+    trials = [*sweep.trials().values(), *replace(sweep, seed=5).trials().values()]
+    assert len({value for values in trials for value in values.values()}) == 2 * 2 * 9
 
 
 def test_demonstration_paths_of_reward_signals_and_behavioral_cloning_are_listed_in_order() -> None:
@@ -299,15 +276,12 @@ def test_checked_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_tim
     assert pairs == [(1, 3), (2, 3), (1, 3), (1, 4), (1, 5)]
 
 
-def test_method_network_settings_returns_only_trainer_types_and_network_sections(
-    params: Params,
-) -> None:
-    networks = "network_settings: {hidden_units: 24}"
-    (params.path.parent / "t.yaml").write_text(
-        f"default_settings: {{trainer_type: poca, {networks}, max_steps: 9}}\n"
-        "behaviors: {Ball: {trainer_type: sac, network_settings: {num_layers: 1}}}\n"
-    )
-    (params.path.parent / "u.yaml").write_text(f"behaviors: {{Ball: {{{networks}}}}}\n")
+def test_method_network_settings_returns_only_trainer_types_and_network_sections(params):
+    networks, folder = "network_settings: {hidden_units: 24}", params.path.parent
+    defaults = f"default_settings: {{trainer_type: poca, {networks}, max_steps: 9}}\n"
+    ball = "{trainer_type: sac, network_settings: {num_layers: 1}}"
+    (folder / "t.yaml").write_text(f"{defaults}behaviors: {{Ball: {ball}}}\n")
+    (folder / "u.yaml").write_text(f"behaviors: {{Ball: {{{networks}}}}}\n")
     reduced, others = params.network_settings("cloned"), params.network_settings("base")
     ball, default = reduced.behaviors["Ball"], reduced.for_behavior("Other")
     assert (ball.trainer_type, default.trainer_type) == ("sac", "poca")
@@ -319,21 +293,9 @@ def test_method_network_settings_returns_only_trainer_types_and_network_sections
         others.for_behavior("Other")
 
 
-def test_equal_overrides_in_different_notations_have_the_same_canonical_form(
-    tmp_path,
-):
-    """The best of a sweep is left out, because its values are not known yet."""
-    base, spelled = FILE["experiments"]["base"], []
-    for overrides in ({STEPS: "7.5e2"}, {"behaviors": {"Ball": {"max_steps": "750"}}}):
-        experiments = FILE["experiments"] | {"base": base | {"overrides": overrides}}
-        spelled.append(described(tmp_path, experiments=experiments).in_one_spelling())
-    assert spelled[0] == spelled[1]
-    steps = {
-        name: values["overrides"]["behaviors"]["Ball"]["max_steps"]
-        for name, values in spelled[0]["experiments"].items()
-    }
-    assert steps == {"cloned": 700, "base": 750}
-    assert type(steps["base"]) is int
+def test_canonical_form_of_params_yaml_leaves_out_the_best_of_a_sweep(params: Params) -> None:
+    """Its values are not known yet; notations of values are in tests/field/test_snakemake_users."""
+    assert params.in_one_spelling()["experiments"].keys() == {"cloned", "base"}
 
 
 @pytest.mark.parametrize(
@@ -356,10 +318,6 @@ def test_runs_named_by_an_experiment_a_sweep_or_a_subset_are_listed_only_once(na
     assert params.runs_of(name) == runs
 
 
-def network(encoder: str) -> NetworkSettings:
-    return NetworkSettings(vis_encode_type=encoder)
-
-
 def test_recorded_plugins_are_the_trainers_signals_and_encoders_of_behaviors_and_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -367,79 +325,44 @@ def test_recorded_plugins_are_the_trainers_signals_and_encoders_of_behaviors_and
         return {f"{name} of {group.name.partition('.')[2]}": "1" for name in names}
 
     monkeypatch.setattr(Group, "versions", versions)
-    settings = RunSettings(
-        behaviors={
-            "A": TrainerSettings(
-                network_settings=network("resnet"),
-                reward_signals={
-                    "extrinsic": ExtrinsicSettings(),
-                    "rnd": RNDSettings(network_settings=network("nature_cnn")),
-                },
-            ),
-            "B": TrainerSettings(
-                trainer_type="sac",
-                hyperparameters=SACSettings(),
-                reward_signals={"curiosity": CuriositySettings()},
-            ),
-        },
-        default_settings=TrainerSettings(
-            trainer_type="poca",
-            hyperparameters=POCASettings(),
-            network_settings=network("match3"),
-        ),
+    settings = read_text("""
+behaviors:
+  A:
+    trainer_type: ppo
+    network_settings: {vis_encode_type: resnet}
+    reward_signals: {extrinsic: {}, rnd: {network_settings: {vis_encode_type: nature_cnn}}}
+  B: {trainer_type: sac, reward_signals: {extrinsic: null, curiosity: {}}}
+default_settings: {trainer_type: poca, network_settings: {vis_encode_type: match3}}
+""")
+    used = {
+        "algorithms": ("ppo", "sac", "poca"),
+        "encoders": ("match3", "nature_cnn", "resnet", "simple"),
+        "reward_signals": ("extrinsic", "rnd", "curiosity"),
+    }
+    assert list(settings.plugins()) == sorted(
+        f"{name} of {group}" for group, names in used.items() for name in names
     )
-    assert list(settings.plugins()) == [
-        "curiosity of reward_signals",
-        "extrinsic of reward_signals",
-        "match3 of encoders",
-        "nature_cnn of encoders",
-        "poca of algorithms",
-        "ppo of algorithms",
-        "resnet of encoders",
-        "rnd of reward_signals",
-        "sac of algorithms",
-        "simple of encoders",
-    ]
 
 
 def test_line_of_a_setting_is_searched_in_the_behavior_and_then_in_default_settings() -> None:
-    settings = RunSettings(
-        places={
-            "default_settings.init_path": "f:1",
-            "behaviors.A.init_path": "f:2",
-            "env_settings.env_path": "f:3",
-            "default_settings.env_path": "f:4",
-        }
-    )
-    places = {
-        key: settings.place_of(key)
-        for key in (
-            "behaviors.A.init_path",
-            "behaviors.B.init_path",
-            "behaviors.B.demo_path",
-            "env_settings.env_path",
-            "torch_settings.B.init_path",
-        )
-    }
-    assert list(places.values()) == ["f:2", "f:1", None, "f:3", None]
+    places = {"default_settings.init_path": "f:1", "behaviors.A.init_path": "f:2"}
+    places |= {"env_settings.env_path": "f:3", "default_settings.env_path": "f:4"}
+    settings = RunSettings(places=places)
+    for key, place in {
+        "behaviors.A.init_path": "f:2",
+        "behaviors.B.init_path": "f:1",
+        "behaviors.B.demo_path": None,
+        "env_settings.env_path": "f:3",
+        "torch_settings.B.init_path": None,
+    }.items():
+        assert settings.place_of(key) == place
 
 
 def test_behavior_that_gets_default_settings_is_not_added_to_the_listed_behaviors() -> None:
-    settings = load_run_settings(
-        None,
-        overrides={
-            "default_settings": {"trainer_type": "sac"},
-            "behaviors": {"A": {"trainer_type": "ppo"}},
-        },
-    )
+    settings = read_text("default_settings: {max_steps: 5}\nbehaviors: {A: {max_steps: 6}}")
     before = to_mapping(settings)
-    taken = {name: settings.for_behavior(name) for name in ("B?team=1", "A?team=0", "C", "B")}
-    assert {name: taken[name].trainer_type for name in taken} == {
-        "B?team=1": "sac",
-        "A?team=0": "ppo",
-        "C": "sac",
-        "B": "sac",
-    }
+    for name, steps in {"B?team=1": 5, "A?team=0": 6, "C": 5, "B": 5}.items():
+        assert settings.for_behavior(name).max_steps == steps
     assert to_mapping(settings) == before
 
 
@@ -449,40 +372,19 @@ def read_text(text: str) -> RunSettings:
 
 def test_mistakes_in_several_reward_signals_are_reported_together() -> None:
     signals = "{extrinsic: {gamma: 7}, gial: {}}"
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError, match=r"gamma: must be at most 1.*\n.*'gial'") as caught:
         read_text(f"behaviors: {{A: {{reward_signals: {signals}}}}}")
-    assert [word in str(part) for part in caught.value.parts for word in ("gamma", "gial")] == [
-        *(True, False),
-        *(False, True),
-    ]
+    assert len(caught.value.parts) == 2
 
 
 def test_parsed_document_with_deprecated_keys_can_be_converted_to_settings_twice(caplog) -> None:
-    document = parse_yaml(
-        "behaviors: {A: {framework: x, network_settings: {conditioning_type: none},"
-        " reward_signals: {curiosity: {encoding_size: 9}}}}",
-        source="f",
-    )
+    old = "framework: x, network_settings: {conditioning_type: none}"
+    signals = "reward_signals: {curiosity: {encoding_size: 9}}"
+    document = parse_yaml(f"behaviors: {{A: {{{old}, {signals}}}}}", source="f")
     first, n_told = structure(document), len(caplog.messages)
     assert structure(document) == first
     assert first.behaviors["A"].reward_signals["curiosity"].network_settings.hidden_units == 9
     assert (n_told, len(caplog.messages)) == (3, 6)
-
-
-def test_reward_signal_removed_with_null_stays_removed_when_settings_are_written_and_read() -> None:
-    signals = {"extrinsic": {}, "rnd": {}}
-    loaded = load_run_settings(
-        None,
-        overrides={
-            "default_settings": {"trainer_type": "ppo", "reward_signals": signals},
-            "behaviors": {name: {"reward_signals": {"rnd": None}} for name in "ABC"},
-        },
-    )
-    written = to_mapping(loaded)
-    for name in "ABC":
-        assert list(written["behaviors"][name]["reward_signals"]) == ["extrinsic", "rnd"]
-        assert written["behaviors"][name]["reward_signals"]["rnd"] is None
-    assert load_run_settings(None, overrides=written) == loaded
 
 
 def test_deprecated_key_in_default_settings_is_warned_about_once(caplog) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal, get_args
@@ -30,11 +30,8 @@ PLATFORMS: tuple[str, ...] = get_args(Platform)
 URL_SCHEMES = ("https", "http", "file")
 """Schemes that the URL of an archive may have."""
 
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
-_METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 # Unity players on Linux, Windows and macOS have these suffixes.
 _SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
-_WATCHED = ("Assets", "Packages", "ProjectSettings")
 # An example of an environment's name for each library that has ids, by the name's prefix.
 _IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
@@ -68,22 +65,20 @@ class EnvironmentParams:
             raise fail(node, path, "the key 'source' is required")
         source = choice(entries["source"], join(path, "source"), (*SOURCES, "editor"))
         if source == "editor":
-            text = (
-                "'editor' waits until someone presses Play, so its results could not be "
-                "reproduced; train with `pipeline learn` without --env, or use the source 'unity' "
-                "to build the project"
-            )
+            text = "'editor' waits until someone presses Play, so its results could not be "
+            text += "reproduced; train with `pipeline learn` without --env, or use the source "
+            text += "'unity' to build the project"
             raise fail(entries["source"], join(path, "source"), text)
-        # An error that names the successor of this old key helps more than "unknown key".
-        if "max_ratio" in entries:
-            text = "is an old key; remove it: max_unpacked_gb limits the unpacked size now"
-            raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
-        # An error that names the source with this key helps more than "unknown key".
+        # The following errors help more than "unknown key".
         for key, value in entries.items():
             owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
-            if owners and source not in owners:
-                listed = " and ".join(repr(name) for name in owners)
+            text = ""
+            if key == "max_ratio":
+                text = "is an old key; remove it: max_unpacked_gb limits the unpacked size now"
+            elif owners and source not in owners:
+                listed = " and ".join(map(repr, owners))
                 text = f"belongs to the source {listed}, but the source is {source!r}"
+            if text:
                 raise fail(value, join(path, key), text)
         environment: EnvironmentParams = read_dataclass(SOURCES[source], node, path)
         return environment
@@ -123,25 +118,18 @@ class BridgeSource(EnvironmentParams):
 
     def __post_init__(self) -> None:
         if "render_mode" in self.kwargs:
-            raise ContradictionError(
-                "kwargs.render_mode", "cannot be set, because environments draw no pictures here"
-            )
+            text = "cannot be set, because environments draw no pictures here"
+            raise ContradictionError("kwargs.render_mode", text)
         _check_finite(self.kwargs, "kwargs")
 
     def packed(self) -> tuple[str, dict[str, Any]]:
         """Return the bridge's name, and the id, the number of copies and all changed options."""
-        options: dict[str, Any] = {"id": self.id}
-        if self.copies is not None:
-            options["n_agents"] = self.copies
-        for item in fields(self):
-            value = getattr(self, item.name)
-            # The field `kwargs` has a default factory in place of a default.
-            default = {} if item.name == "kwargs" else item.default
-            # Options at their default are left out, so that a new option does not change old
-            # builds.
-            if item.name not in ("source", "args", "id", "copies") and value != default:
-                options[item.name] = value
-        return self.source, options
+        copies = {} if self.copies is None else {"n_agents": self.copies}
+        # Options at their default are left out, so that a new option does not change old builds.
+        default = type(self)(source=self.source, id=self.id, copies=self.copies, args=self.args)
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        changed = {key: item for key, item in values.items() if item != getattr(default, key)}
+        return self.source, {"id": self.id, **copies, **changed}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,10 +155,8 @@ class PettingzooSource(BridgeSource):
     def __post_init__(self) -> None:
         # super() would fail in a class that `slots=True` has replaced by a copy.
         BridgeSource.__post_init__(self)
-        is_map = isinstance(self.teams, dict) and all(
-            isinstance(team, int) and not isinstance(team, bool) and team >= 0
-            for team in self.teams.values()
-        )
+        numbers = self.teams.values() if isinstance(self.teams, dict) else [None]
+        is_map = all(type(number) is int and number >= 0 for number in numbers)
         if self.teams not in ("none", "index") and not is_map:
             expected = "none, index, or a map from agents to whole numbers"
             raise ContradictionError("teams", f"must be {expected}, got {self.teams!r}")
@@ -193,11 +179,9 @@ class ModuleSource(PettingzooSource):
         """Return the module's file or its package's folder, relative to `root`; None if absent."""
         # The first part of `package.module:function` decides what Python imports.
         top = self.id.partition(":")[0].partition(".")[0]
-        # The order is that of Python's imports: a package before a module, and a folder without
-        # __init__.py last.
-        if (root / top / "__init__.py").exists():
-            return top
-        return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
+        # The order is that of Python's imports: a folder without __init__.py is last.
+        paths = {f"{top}/__init__.py": top, f"{top}.py": f"{top}.py", top: top}
+        return next((name for path, name in paths.items() if (root / path).exists()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +197,7 @@ class PerPlatform:
         if not (isinstance(node.value, dict) and node.value):
             return cls({"any": read(str, node, path)})
         for name, entry in node.value.items():
-            choice(Node(name, entry.source, entry.line, name), path, PLATFORMS)
+            choice(replace(entry, value=name), path, PLATFORMS)
         return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
 
     def to_plain(self) -> Any:
@@ -241,10 +225,7 @@ class PathSource(EnvironmentParams):
         _need("path", "path", self.path, "where the build is")
 
     def found(self, root: Path) -> str:
-        """Return the path of the complete build, relative to `root`.
-
-        The build is the program `path`, with or without suffix. A Unity player needs the other
-        files of its folder, so the folder is returned; for a macOS program it is the `.app`.
+        """Return the program, or the folder of a Unity player (`.app` on macOS), below `root`.
 
         Raises:
             SettingsError: The build is a folder that contains `root` or the pipeline's own builds.
@@ -258,15 +239,15 @@ class PathSource(EnvironmentParams):
             name = app.as_posix()
         elif program.is_file() and _is_player(program):
             name = folder.as_posix()
-        # The whole folder is copied, and a copy of a folder that contains the project would contain
-        # itself.
-        if root.resolve().is_relative_to((root / name).resolve()):
+        # The whole folder is copied, and it must not contain the copy itself.
+        copied, project = (root / name).resolve(), root.resolve()
+        if project.is_relative_to(copied):
             raise SettingsError(
                 f"{self.path}: a player is copied together with all files of its folder, but that "
-                f"folder, {(root / name).resolve()}, contains the project {root.resolve()}; move "
-                "the player's files into a folder of their own"
+                f"folder, {copied}, contains the project {project}; move the player's files into a "
+                "folder of their own"
             )
-        if (root / "build/env").resolve().is_relative_to((root / name).resolve()):
+        if (root / "build/env").resolve().is_relative_to(copied):
             raise SettingsError(
                 f"{self.path}: the folder {name} is copied completely, but contains build/env, "
                 "where the pipeline stores environments; move the build to builds/, or out of the "
@@ -304,7 +285,7 @@ class FetchSource(EnvironmentParams):
             text = f"the source 'fetch' needs the archive's digest; `{fetch}` prints it"
             raise ContradictionError("sha256", text)
         for digest in self.sha256.values.values():
-            if not _SHA256.match(digest):
+            if not re.fullmatch("[0-9a-fA-F]{64}", digest):
                 raise ContradictionError("sha256", f"needs 64 hex digits, got {digest!r}")
         # An archive without a digest could change unnoticed, and the results with it.
         if set(self.sha256.values) != set(self.url.values):
@@ -312,12 +293,10 @@ class FetchSource(EnvironmentParams):
             text = f"needs {expected}, got {', '.join(self.sha256.values)}"
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
-            raise ContradictionError(
-                "platform", "the keys of 'url' give the platforms already; remove 'platform'"
-            )
-        # The path is joined to the folder of the unpacked archive, and must not lead out of that
-        # folder.
-        inside = PurePosixPath(self.executable or "x")  # "x" stands for any valid name
+            text = "the keys of 'url' give the platforms already; remove 'platform'"
+            raise ContradictionError("platform", text)
+        # The path is joined to the folder of the unpacked archive, and must not lead out of it.
+        inside = PurePosixPath(self.executable or "")
         if inside.is_absolute() or ".." in inside.parts:
             text = f"must be a path inside the archive, got {self.executable!r}"
             raise ContradictionError("executable", text)
@@ -356,14 +335,15 @@ class UnitySource(EnvironmentParams):
 
     def __post_init__(self) -> None:
         _need("project", "unity", self.project, "where the Unity project is")
-        if not _METHOD.match(self.method):
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", self.method):
             text = f"needs 'Class.Method' of a script in Assets/Editor, got {self.method!r}"
             raise ContradictionError("method", text)
 
     @property
     def watched(self) -> tuple[str, ...]:
         """The project's folders on which a build depends; Unity writes all other folders itself."""
-        return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
+        folders = ("Assets", "Packages", "ProjectSettings")
+        return tuple(f"{self.project.rstrip('/')}/{name}" for name in folders)
 
 
 SOURCES: dict[str, type[EnvironmentParams]] = {
@@ -392,10 +372,8 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have `id`
     # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
-        raise SettingsError(
-            f"{text}: a URL is not an environment; `pipeline env fetch` downloads the archive and "
-            "prints the path to use"
-        )
+        remedy = "`pipeline env fetch` downloads the archive and prints the path to use"
+        raise SettingsError(f"{text}: a URL is not an environment; {remedy}")
     # Paths are tested before the forms with a colon, because a Windows path also has one.
     if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
         return PathSource(path=text)
@@ -412,10 +390,8 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
 
 def _is_player(program: Path) -> bool:
     """Return whether a program is a Unity player for Linux or Windows, by files next to it."""
-    data = (f"{program.stem}_Data", f"{program.name}_Data")
-    if any((program.parent / name).is_dir() for name in data):
-        return True
-    return any(program.parent.glob("UnityPlayer.*"))
+    data = (program.with_name(f"{name}_Data") for name in (program.stem, program.name))
+    return any(path.is_dir() for path in data) or any(program.parent.glob("UnityPlayer.*"))
 
 
 def _scheme(url: str) -> str:
@@ -434,9 +410,7 @@ def _need(key: str, source: str, value: object, description: str) -> None:
 def _check_finite(value: Any, key: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ContradictionError(key, f"must be finite, got {value!r}")
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _check_finite(item, f"{key}.{name}")
-    elif isinstance(value, list):
-        for item in value:
-            _check_finite(item, key)
+    for name, item in value.items() if isinstance(value, dict) else ():
+        _check_finite(item, f"{key}.{name}")
+    for item in value if isinstance(value, list) else ():
+        _check_finite(item, key)

@@ -21,9 +21,6 @@ Stage = Literal["pretrain", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The stages that an experiment may have, in the order in which they run."""
 
-# These stages read the output of another stage.
-_NEEDS = {"export": "train", "evaluate": "export"}
-
 # The names come from file names, because importing the sinks would import MLflow and TensorBoard.
 _SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
@@ -80,8 +77,7 @@ class DemonstrationParams:
                 text = f"{value!r} is for recording, but 'file' names a recording; remove one"
                 raise ContradictionError(key, text)
             if self.file is None and value is None:
-                # A missing key has no line: the error names the line of another key, if there is
-                # one.
+                # A missing key has no line, so the error names the line of another key.
                 place = "environment" if self.environment else "policy"
                 text = f"the key {key!r} is required for recording; or name a .demo under 'file'"
                 raise ContradictionError(place, text)
@@ -182,23 +178,20 @@ class ExperimentParams:
         if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
-        # A missing stage is refused here, so that neither DVC nor Snakemake starts with a missing
-        # input.
-        for stage, before in _NEEDS.items():
+        # DVC and Snakemake must not start with a missing input.
+        for stage, before in {"export": "train", "evaluate": "export"}.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
-        # A stage without the key that it needs is refused, and so are demonstrations without the
-        # stage pretrain: the missing key or stage was probably forgotten.
-        if "pretrain" in self.stages and self.demonstrations is None:
-            raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
+        for stage, kind, key in (
+            ("pretrain", "key", "demonstrations"),
+            ("pretrain", "section", "pretrain"),
+            ("evaluate", "section", "evaluation"),
+        ):
+            if stage in self.stages and getattr(self, key) is None:
+                raise ContradictionError("stages", f"{stage} needs the {kind} {key!r}")
         if self.demonstrations is not None and "pretrain" not in self.stages:
-            raise ContradictionError(
-                "demonstrations", "only the stage pretrain uses this key; add the stage to 'stages'"
-            )
-        if "pretrain" in self.stages and self.pretrain is None:
-            raise ContradictionError("stages", "pretrain needs the section 'pretrain'")
-        if "evaluate" in self.stages and self.evaluation is None:
-            raise ContradictionError("stages", "evaluate needs the section 'evaluation'")
+            text = "only the stage pretrain uses this key; add the stage to 'stages'"
+            raise ContradictionError("demonstrations", text)
 
 
 class SinkNames(tuple[str, ...]):
@@ -221,10 +214,7 @@ class SinkNames(tuple[str, ...]):
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
-    """Raise ContradictionError if `seeds` is empty or has repeated seeds.
-
-    `key` is the key of the seeds, and `named` the beginning of the message.
-    """
+    """Raise ContradictionError for the key `key` if seeds are absent or repeated."""
     if not seeds or len(set(seeds)) != len(seeds):
         text = f"{named}needs one seed or more, each once, got {list(seeds)}"
         raise ContradictionError(key, text)

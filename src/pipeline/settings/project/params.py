@@ -1,7 +1,7 @@
 """`params.yaml`: the environments, demonstrations, experiments and sweeps of the DAG."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pipeline.settings.project.experiments import (
     SinkNames,
 )
 from pipeline.settings.project.sweeps import SweepParams, best_file, best_name, proposal_file
-from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion, to_map
+from pipeline.settings.reader import choice, display, read_dataclass, suggestion, to_map
 from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, to_mapping
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
@@ -42,7 +42,6 @@ def _of_stage(settings: RunSettings) -> RunSettings:
 
 # In these sections the user chooses the keys; in all other sections keys are names of settings.
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
-_CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")  # this matches `module:Class`
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -67,8 +66,8 @@ class Params:
     TensorBoard, MLflow, and the sinks of all installed packages."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """Path of the file; other paths are relative to the file's folder."""
-    document: Node | None = field(
-        default=None, metadata={"internal": True}, compare=False, repr=False
+    document: Node = field(
+        default=Node({}, "params.yaml"), metadata={"internal": True}, compare=False, repr=False
     )
     """The file's content as nodes, with lines for errors."""
 
@@ -82,16 +81,16 @@ class Params:
         if number not in trials:
             hint = suggestion(name, [*self.experiments, *(f"{sweep}/{trial}" for trial in trials)])
             raise SettingsError(f"{self.path}: experiments: no experiment is called {name!r}{hint}")
-        base = self.experiments[self.sweeps[sweep].experiment]
-        played = base.evaluation
+        settings = self.sweeps[sweep]
+        base, source = self.experiments[settings.experiment], f"{self.path}: sweeps.{sweep}"
         return replace(
             base,
             # Trials have no videos: a sweep would write hundreds of them.
-            evaluation=None if played is None else replace(played, video=False),
-            overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
-            chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
-            seeds=self.sweeps[sweep].seeds,
-            base=self.sweeps[sweep].experiment,
+            evaluation=base.evaluation and replace(base.evaluation, video=False),
+            overrides=self._merged(base.overrides, trials[number], source),
+            chosen=proposal_file(name) if number in settings.proposed() else None,
+            seeds=settings.seeds,
+            base=settings.experiment,
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
@@ -101,10 +100,8 @@ class Params:
             return experiment.overrides
         path = self.path.parent / experiment.chosen
         if not path.is_file():
-            raise SettingsError(
-                f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
-                f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
-            )
+            text = f"the sweep has not chosen the values of {name!r} yet. Run `pipeline run` or"
+            raise SettingsError(f"{path}: is missing: {text} `dvc repro {experiment.chosen_by}`.")
         # The file is read at each call, because it appears while the DAG runs.
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._merged(experiment.overrides, chosen, str(path))
@@ -116,20 +113,12 @@ class Params:
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
-        """Return the sections of params.yaml that stages depend on, in canonical form.
-
-        Equal values, such as `1e-3` and `0.001`, are equal text in the result.
-        """
+        """Return what stages depend on, in one form: `1e-3` and `0.001` are equal text."""
+        keys = ("runtime", "environments", "demonstrations")
+        values = to_map({key: getattr(self, key) for key in keys})
         # Experiments that `load_params` made for sweeps are left out: params.yaml lacks them.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
-        values = to_map(
-            {
-                "runtime": self.runtime,
-                "environments": self.environments,
-                "demonstrations": self.demonstrations,
-                "experiments": written,
-            }
-        )
+        values["experiments"] = to_map(written)
         for name in written:
             values["experiments"][name]["overrides"] = self.resolved_overrides(name)
         return dict(respelled(values))
@@ -139,62 +128,47 @@ class Params:
     ) -> dict[str, Any]:
         """Return `overrides` merged with `values`, which win; the keys of both may be dotted."""
         # Dotted keys are split first, because `a.b` and `{a: {b: ...}}` are the same key.
-        laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
-        return dict(to_plain(laid))
+        return dict(to_plain(merge(undotted(overrides, str(self.path)), undotted(values, source))))
 
     def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
         """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
         overrides = self.overrides(name)
         if env_path is not None:
             # The executable is merged last, so that an override in params.yaml cannot replace it.
-            last = {"env_settings.env_path": env_path}
-            overrides = self._merged(overrides, last, str(self.path))
+            overrides = self._merged(overrides, {"env_settings.env_path": env_path}, str(self.path))
         return self._trainer_file(name, overrides)
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
         """Return the trainer configuration of a sweep's trial with the given values."""
-        experiment = self.sweeps[sweep].experiment
-        base = self.experiments[experiment]
-        overrides = self._merged(base.overrides, values, f"{self.path}: sweeps.{sweep}")
-        placed = self._placed(overrides, experiment, sweep)
-        return _of_stage(load_run_settings(self.path.parent / base.trainer, overrides=placed))
+        base = self.experiments[self.sweeps[sweep].experiment].overrides
+        overrides = self._merged(base, values, f"{self.path}: sweeps.{sweep}")
+        return self._trainer_file(f"{sweep}/001", overrides)
 
     def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
+        """Return the trainer configuration; errors give the lines of overrides in params.yaml."""
         experiment, (sweep, _, number) = self.experiment(name), name.partition("/")
-        if experiment.base is not None and not number:
-            sweep = next(other for other in self.sweeps if best_name(other) == name)
-        placed = self._placed(overrides, experiment.base or name, sweep, number)
-        return _of_stage(load_run_settings(self.path.parent / experiment.trainer, overrides=placed))
-
-    def _placed(
-        self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
-    ) -> Node:
-        """Return overrides as nodes, each with the line of params.yaml that has the value."""
+        written = [find(self.document, f"experiments.{experiment.base or name}.overrides")]
+        if experiment.base is not None:
+            if not number:
+                sweep = next(other for other in self.sweeps if best_name(other) == name)
+            keys = find(self.document, f"sweeps.{sweep}").value
+            # The sweep's values come last, because they are merged over the experiment's values.
+            if "parameters" in keys:
+                written.append(keys["parameters"])
+            elif number and "configurations" in keys:
+                written.append(keys["configurations"].value[int(number) - 1])
         node = undotted(overrides, str(self.path))
-        for written in self._written(experiment, sweep, number):
-            node = located(node, undotted(written, str(self.path)))
-        return node
-
-    def _written(self, experiment: str, sweep: str, number: str) -> Iterator[Node]:
-        if self.document is None:
-            return
-        sections = self.document.value
-        # The sweep's values come last, because they are merged over the experiment's values.
-        yield sections["experiments"].value[experiment].value["overrides"]
-        if sweep not in self.sweeps:
-            return
-        keys = sections["sweeps"].value[sweep].value
-        if "parameters" in keys:
-            yield keys["parameters"]
-        elif number:
-            yield keys["configurations"].value[int(number) - 1]
+        for values in written:
+            node = located(node, undotted(values, str(self.path)))
+        return _of_stage(load_run_settings(self.path.parent / experiment.trainer, overrides=node))
 
     def plugins(self, name: str) -> dict[str, str]:
         """Return versions of plug-in packages and digests of the files that an experiment uses."""
         groups, experiment = (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS), self.experiment(name)
         file = self.path.parent / experiment.trainer
         written = f"{experiment.overrides}{file.read_text('utf-8') if file.is_file() else ''}"
-        if not any(group.has_plugins for group in groups) and not _CLASS.search(written):
+        is_class_named = re.search(r"[\w.]+:[A-Za-z_]\w*", written)  # in the form `module:Class`
+        if not any(group.has_plugins for group in groups) and not is_class_named:
             return {}  # no plug-in can be in use, and reading every trainer file would be slow
         # A sweep's choice is left out, because it is unknown when runs are planned.
         return self._trainer_file(name, experiment.overrides).plugins()
@@ -205,16 +179,16 @@ class Params:
         Pretraining depends only on these parts, so another learning rate does not repeat it.
         """
         full = to_mapping(self.run_settings(name))
+
         # The trainer type decides which networks there are, and restricts their width for POCA.
-        keys = ("trainer_type", "network_settings")
-        behaviors = {
-            behavior: {key: settings[key] for key in keys}
-            for behavior, settings in full["behaviors"].items()
-        }
-        reduced: dict[str, Any] = {"behaviors": behaviors}
+        def reduced(trainer: dict[str, Any]) -> dict[str, Any]:
+            return {key: trainer[key] for key in ("trainer_type", "network_settings")}
+
+        behaviors = {name: reduced(trainer) for name, trainer in full["behaviors"].items()}
+        overrides: dict[str, Any] = {"behaviors": behaviors}
         if full["default_settings"] is not None:
-            reduced["default_settings"] = {key: full["default_settings"][key] for key in keys}
-        settings = _of_stage(load_run_settings(None, overrides=reduced))
+            overrides["default_settings"] = reduced(full["default_settings"])
+        settings = _of_stage(load_run_settings(None, overrides=overrides))
         # Unlisted behaviors remain an error, as with the complete file.
         return replace(settings, from_file=True)
 
@@ -224,11 +198,8 @@ class Params:
         The name may be of a subset, an experiment, a sweep (including its best configuration), or a
         run: `<experiment>-<seed>`. The list is empty for an unknown name.
         """
-        if name in self.subsets:
-            return list(
-                dict.fromkeys(run for part in self.subsets[name] for run in self._runs(part))
-            )
-        return self._runs(name)
+        parts = self.subsets.get(name, (name,))
+        return list(dict.fromkeys(run for part in parts for run in self._runs(part)))
 
     def _runs(self, name: str) -> list[tuple[str, int]]:
         """Return the runs of an experiment, a sweep or a single run, by name; not of a subset."""
@@ -250,11 +221,14 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
-    # The values of each section are valid now; the following checks concern names that one section
-    # uses of another. Names are checked first, because all other messages contain names.
+    # These checks concern names. The names themselves come first: all other messages contain them.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
-        _check_names(root, section, mistakes)
+        for name, node in root.value.get(section, Node({}, "")).value.items():
+            if not _NAME.match(name):
+                text = f"the name {name!r} is used for a folder and in a stage's name: use letters,"
+                text += " digits, '_' and '-', starting with a letter or digit"
+                mistakes.found.append(fail(node, join(section, name), text))
     mistakes.refuse()
     for name in read.demonstrations:
         with mistakes:
@@ -266,19 +240,14 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         with mistakes:
             _check_experiment(root, read, name, path.parent)
     mistakes.refuse()
-    # The best configuration of a sweep becomes an ordinary experiment, so that all stages can run
-    # it.
-    best = {
-        best_name(name): replace(
-            read.experiments[sweep.experiment],
-            seeds=sweep.best.seeds,
-            base=sweep.experiment,
-            chosen=best_file(name),
-        )
-        for name, sweep in read.sweeps.items()
-        if sweep.best is not None
-    }
-    params = replace(read, experiments=read.experiments | best, path=path, document=root)
+    # All stages can run the best configuration of a sweep, as an ordinary experiment.
+    experiments = dict(read.experiments)
+    for name, sweep in read.sweeps.items():
+        if sweep.best is not None:
+            base, seeds = read.experiments[sweep.experiment], sweep.best.seeds
+            best = replace(base, seeds=seeds, base=sweep.experiment, chosen=best_file(name))
+            experiments[best_name(name)] = best
+    params = replace(read, experiments=experiments, path=path, document=root)
     _check_subsets(root, params)
     return params
 
@@ -300,49 +269,34 @@ def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None
         _check_reference(root, f"{at}.demonstrations", read.demonstrations)
     is_unity = isinstance(read.environments[experiment.environment], UnitySource)
     if experiment.filmed and is_unity:
-        text = (
-            "videos of a Unity player are not supported: record the exported policy in the Editor"
-        )
-        raise fail_at(root, f"{at}.evaluation.video", text)
+        text = "videos of a Unity player are not supported: record the exported policy in the"
+        raise fail_at(root, f"{at}.evaluation.video", f"{text} Editor")
     trainer = folder / experiment.trainer
     if not trainer.is_file():
         hint = similar(trainer) or listed(trainer, ".yaml")
-        raise fail_at(
-            root, f"{at}.trainer", f"the file {experiment.trainer!r} does not exist{hint}"
-        )
+        text = f"the file {experiment.trainer!r} does not exist{hint}"
+        raise fail_at(root, f"{at}.trainer", text)
 
 
 def _check_sweep(root: Node, read: Params, name: str) -> None:
-    at = f"sweeps.{name}"
+    at, sweep = f"sweeps.{name}", read.sweeps[name]
     keys = find(root, at).value
     for changes in [keys.get("parameters"), *getattr(keys.get("configurations"), "value", ())]:
         if changes is not None:
             undotted(changes, "")
     _check_reference(root, f"{at}.experiment", read.experiments)
-    base = read.experiments[read.sweeps[name].experiment]
+    base = read.experiments[sweep.experiment]
     if "evaluate" not in base.stages or "pretrain" in base.stages:
-        needed = "the stages train, export and evaluate, and without pretrain"
-        text = f"{read.sweeps[name].experiment!r} has {list(base.stages)}"
-        text = f"a sweep needs an experiment with {needed}; {text}"
+        text = "a sweep needs an experiment with the stages train, export and evaluate, and without"
+        text = f"{text} pretrain; {sweep.experiment!r} has {list(base.stages)}"
         raise fail_at(root, f"{at}.experiment", text)
-    if read.sweeps[name].prune_after is not None and base.learners > 1:
+    if sweep.prune_after is not None and base.learners > 1:
         text = "needs an experiment with one learner; remove prune_after, or set learners: 1"
         raise fail_at(root, f"{at}.prune_after", text)
-    for name_of_result in (name, best_name(name)):
-        if name_of_result in read.experiments:
-            text = (
-                "the results of this sweep would be mixed with those of the experiment "
-                f"{name_of_result!r}"
-            )
-            raise fail_at(root, at, f"{text}; rename one of them")
-
-
-def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
-    for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
-        if not _NAME.match(name):
-            text = f"the name {name!r} is used for a folder and in a stage's name"
-            allowed = "use letters, digits, '_' and '-', starting with a letter or digit"
-            mistakes.found.append(fail(node, join(section, name), f"{text}: {allowed}"))
+    for other in (name, best_name(name)):
+        if other in read.experiments:
+            text = "the results of this sweep would be mixed with those of the experiment"
+            raise fail_at(root, at, f"{text} {other!r}; rename one of them")
 
 
 def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:

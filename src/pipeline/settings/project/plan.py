@@ -8,7 +8,6 @@ Snakemake uses the same table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path, PurePath
 from pkgutil import iter_modules
 from typing import Any
@@ -35,7 +34,7 @@ from pipeline.settings.trainer.run_file import (
     to_mapping,
 )
 from pipeline.settings.trainer.schema import RunSettings
-from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusable_for_dvc
+from pipeline.settings.yaml_file import dump_yaml, shared_maps, unusable_for_dvc
 
 _log = logging.getLogger(__name__)
 
@@ -64,17 +63,11 @@ _HEADER = """\
 def plan(params: Params) -> dict[str, Any]:
     """Return the tables of runs, under the key `runs`, which DVC adds to params.yaml's keys.
 
-    Returns:
-        `{"runs": tables}`. In these tables the keys are names in params.yaml: `environments`,
-        `path_environments` (existing builds, and modules next to params.yaml),
-        `unity_environments` (Unity projects), `demonstrations`, `file_demonstrations` (existing
-        files), and `sweeps` (trials, seeds and metric of the ranking). In the others the keys are
-        runs, `<experiment>-<seed>`: `pretrain`, `train_from_scratch`, `train_pretrained`,
-        `train_chosen` (with values that a sweep chooses while it runs), `export`, `evaluate` and
-        `evaluate_video`. Each run's entry has experiment, base (its experiment in params.yaml),
-        seed, environment, trainer, demonstrations if any, and for trials of sweeps the changed
-        `values`; `pretrain` also has a digest of the networks, the only part of the trainer file
-        that it depends on. `proposals` has the dependencies of each proposed trial.
+    The keys of `environments`, `path_environments` (existing builds, and modules next to
+    params.yaml), `unity_environments`, `demonstrations`, `file_demonstrations` and `sweeps` are
+    names in params.yaml. `proposals` has the dependencies of each proposed trial. The keys of the
+    other tables are runs, `<experiment>-<seed>`; `train_chosen` has the runs with values that a
+    sweep chooses while it runs. A run's `base` is its experiment in params.yaml.
 
     Raises:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
@@ -84,16 +77,14 @@ def plan(params: Params) -> dict[str, Any]:
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
-        path = None
+        path = None  # also for a module that is installed and not next to params.yaml
         if isinstance(environment, PathSource | ModuleSource):
-            # The path is None for a module that is installed and not next to params.yaml.
             path = environment.found(params.path.parent)
         if path is not None:
             tables["path_environments"][name] = entry | {"path": path}
         elif isinstance(environment, UnitySource):
-            keys = ("assets", "packages", "settings")
-            watched = dict(zip(keys, environment.watched, strict=True))
-            tables["unity_environments"][name] = entry | watched
+            watched = zip(("assets", "packages", "settings"), environment.watched, strict=True)
+            tables["unity_environments"][name] = entry | dict(watched)
         else:
             tables["environments"][name] = entry | _plugins_of(name, environment)
     for name, demonstration in params.demonstrations.items():
@@ -104,8 +95,7 @@ def plan(params: Params) -> dict[str, Any]:
     for name, sweep in params.sweeps.items():
         # The sweep's ranking depends on these values, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-        # Without the setting `behavior` the table has no such key, so that sweeps planned before
-        # the setting existed do not run again.
+        # Sweeps planned before this key existed must not run again.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
@@ -117,16 +107,13 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
-    """Return `{"plugins": versions}` if a plug-in package has the environment's simulator.
-
-    Empty for built-in simulators, and for environments with a source other than `builtin`.
-    """
+    """Return `{"plugins": versions}` if a plug-in package has the simulator; else {}."""
     simulator = getattr(environment, "name", None) or name
-    if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
+    # Built-in names have precedence.
+    if not isinstance(environment, BuiltinSource) or simulator in OUR_SIMULATORS:
         return {}
-    if simulator in OUR_SIMULATORS:  # built-in names have precedence
-        return {}
-    return {"plugins": _OTHER_SIMULATORS.versions(simulator)}
+    is_plugin = simulator in _OTHER_SIMULATORS
+    return {"plugins": _OTHER_SIMULATORS.versions(simulator)} if is_plugin else {}
 
 
 def key_of(experiment: str, seed: int | str) -> str:
@@ -140,13 +127,8 @@ def _add_runs(
 ) -> None:
     experiment = params.experiment(name)
     for seed in experiment.seeds:
-        run: dict[str, Any] = {
-            "experiment": name,
-            "base": experiment.base or name,
-            "seed": seed,
-            "environment": experiment.environment,
-            "trainer": experiment.trainer,
-        }
+        run: dict[str, Any] = {"experiment": name, "base": experiment.base or name, "seed": seed}
+        run |= {"environment": experiment.environment, "trainer": experiment.trainer}
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
@@ -158,12 +140,10 @@ def _add_runs(
         if experiment.chosen is not None:
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
-            # The entry has only what the stage depends on, because a change of the entry reruns the
-            # stage.
+            # The entry has only what the stage depends on: a change of the entry reruns it.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # Only settings of networks are in the digest, so that another learning rate causes
-                # no rerun.
+                # The digest is of networks only: another learning rate causes no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
@@ -171,24 +151,21 @@ def _add_runs(
             # The trial `a/001` and an experiment `a-001` would have the same key.
             table, key = tables[table_of(stage, experiment)], key_of(name, seed)
             if key in table:
-                raise SettingsError(
-                    f"{params.path}: experiments.{name}: its run {key!r} has the name of a run of "
-                    f"{table[key]['experiment']!r}; rename one of them"
-                )
+                other = f"has the name of a run of {table[key]['experiment']!r}; rename one of them"
+                raise SettingsError(f"{params.path}: experiments.{name}: its run {key!r} {other}")
             table[key] = entry
 
 
 def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     """Return a table entry for each trial that is proposed while the sweep runs.
 
-    A proposal is made from the previous proposal, which has all earlier results, and from the last
-    trial that the new trial waits for. DVC needs equally many dependencies for each proposal, so
-    the first proposal has the environment in place of a previous proposal.
+    A proposal depends on the previous proposal, which has all earlier results, and on the last
+    trial that the new trial waits for.
     """
     proposed = sweep.proposed()
-    environment = params.experiments[sweep.experiment].environment
-    # Proposals are a chain: each depends on the file of the proposal before it.
-    before = [f"build/env/{environment}"]
+    # DVC needs equally many dependencies for each proposal, so the first proposal has the
+    # environment in place of a previous proposal.
+    before = [f"build/env/{params.experiments[sweep.experiment].environment}"]
     before += [proposal_file(f"{name}/{number}").as_posix() for number in proposed]
     return {
         f"{name}-{number}": {
@@ -196,16 +173,10 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
             "told": f"{name}/{awaited}",
             "before": earlier,
             "seeds": list(sweep.seeds),
-            # The digest is of the settings that affect proposals; 16 digits are enough to notice a
-            # change.
-            "search": fingerprint(sweep.search())[:16],
+            "search": fingerprint(sweep.search())[:16],  # enough digits to notice a change
         }
         for (number, awaited), earlier in zip(proposed.items(), before, strict=False)
     }
-
-
-def _text_of(table: Mapping[str, Any]) -> str:
-    return _HEADER + dump_yaml(table)
 
 
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
@@ -216,20 +187,14 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     table = plan(params)
     n_stages = sum(map(len, table["runs"].values()))
     if n_stages > _MOST_STAGES:
-        _log.warning(
-            "%s describes %d stages. DVC rewrites its lock file after each stage, which takes "
-            "seconds with more than %d stages: use Snakemake, or `dvc exp run --queue`.",
-            params.path,
-            n_stages,
-            _MOST_STAGES,
-        )
+        text = "%s describes %d stages. DVC rewrites its lock file after each stage, which takes "
+        text += "seconds with more than %d stages: use Snakemake, or `dvc exp run --queue`."
+        _log.warning(text, params.path, n_stages, _MOST_STAGES)
     for line, at, first in shared_maps(params.path):
-        _log.warning(
-            "%s:%d: %s is an alias of the map %s, so `dvc exp run -S` changes both maps; write "
-            "the map out twice if the copies may differ.",
-            params.path, line, at, first,
-        )  # fmt: skip
-    write_whole(path, _text_of(table))
+        text = "%s:%d: %s is an alias of the map %s, so `dvc exp run -S` changes both maps; write "
+        text += "the map out twice if the copies may differ."
+        _log.warning(text, params.path, line, at, first)
+    write_whole(path, _HEADER + dump_yaml(table))
 
 
 def check_settings(params: Params) -> None:
@@ -244,8 +209,7 @@ def check_settings(params: Params) -> None:
                 settings = params.run_settings(name)
                 refuse_undecided(settings)
                 _check_demonstrations(params, name, settings)
-    # These mistakes are raised before trials are checked, because a trial would repeat the mistakes
-    # of its experiment.
+    # A trial would repeat the mistakes of its experiment.
     mistakes.refuse()
     for name, sweep in params.sweeps.items():
         with mistakes:
@@ -259,45 +223,36 @@ def check_settings(params: Params) -> None:
 
 
 def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
-    recorded = {
-        f"data/demos/{demonstration}.demo": demonstration for demonstration in params.demonstrations
-    }
+    recorded = {f"data/demos/{recording}.demo": recording for recording in params.demonstrations}
     for behavior, trainer in settings.behaviors.items():
         for key, path in demonstrations(trainer):
             read = recorded.get(path)
-            # DVC and Snakemake do not know that the training reads this file, so they would not
-            # wait until the stage demos has written it.
+            # DVC and Snakemake would not wait until the stage demos has written the file.
             if read not in (None, params.experiments[name].demonstrations):
+                at = f"experiments.{name}: behaviors.{behavior}.{key.partition('[')[0]}"
                 raise SettingsError(
-                    f"{params.path}: experiments.{name}: behaviors.{behavior}."
-                    f"{key.partition('[')[0]} reads {path}, which the stage demos writes; set "
+                    f"{params.path}: {at} reads {path}, which the stage demos writes; set "
                     f"'demonstrations: {read}' and add the stage pretrain, so that training waits "
                     "for it"
                 )
 
 
 def _refuse_missing_builds(params: Params) -> None:
-    """Refuse an environment's build that does not exist, if its path is outside the project.
-
-    Inside the project, a missing build may be the output of a stage that the user has added.
-    """
+    """Refuse an environment's build that does not exist, if it is outside the project."""
+    # Inside the project, a missing build may be the output of a stage that the user has added.
     folder = params.path.parent
     for name, environment in params.environments.items():
-        if isinstance(environment, PathSource) and (
-            PurePath(environment.path).is_absolute() or environment.path.startswith("..")
+        path = PurePath(getattr(environment, "path", ""))
+        if not isinstance(environment, PathSource) or not (
+            path.is_absolute() or environment.path.startswith("..")
         ):
-            build = folder / environment.found(folder)
-            if not build.exists():
-                near = near_entry(build)
-                hint = (
-                    "; name the program, or its folder"
-                    if near is None
-                    else f"; did you mean '{PurePath(environment.path).with_name(near)}'?"
-                )
-                at = f"environments.{name}.path"
-                raise fail_at(
-                    read_yaml(params.path), at, f"{environment.path} does not exist{hint}"
-                )
+            continue
+        build = folder / environment.found(folder)
+        if not build.exists():
+            near = near_entry(build)
+            hint = f"did you mean '{path.with_name(near)}'?" if near else ""
+            text = f"{environment.path} does not exist; {hint or 'name the program, or its folder'}"
+            raise fail_at(params.document, f"environments.{name}.path", text)
 
 
 def check_files(params: Params) -> None:
@@ -310,12 +265,9 @@ def check_files(params: Params) -> None:
     for name, demonstration in params.demonstrations.items():
         file = demonstration.file
         if file and not (folder / file).exists() and not (folder / f"{file}.dvc").exists():
-            hint = (
-                similar(folder / file)
-                or "; name a `.demo` file, or record one with the key `environment`"
-            )
-            at = f"demonstrations.{name}.file"
-            raise fail_at(read_yaml(params.path), at, f"{file} does not exist{hint}")
+            remedy = "; name a `.demo` file, or record one with the key `environment`"
+            text = f"{file} does not exist{similar(folder / file) or remedy}"
+            raise fail_at(params.document, f"demonstrations.{name}.file", text)
     recorded = {f"data/demos/{name}.demo" for name in params.demonstrations}
     for name, experiment in params.experiments.items():
         if experiment.chosen is None and "train" in experiment.stages:
@@ -326,7 +278,7 @@ def check_files(params: Params) -> None:
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Raise StageError unless the file `path` has the table of runs that `params` gives."""
-    path, text = Path(path), _text_of(plan(params))
+    path, text = Path(path), _HEADER + dump_yaml(plan(params))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"
         raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")

@@ -1,15 +1,13 @@
 """`sweeps.<name>`: trials of many configurations of an experiment, and a run of the best one.
 
 Each configuration is a *trial*, named `<sweep>/001` and so on. Drawn values depend only on the
-sweep's settings: a longer random sweep begins with the trials of a shorter one, and a new parameter
-does not change the drawn values of other parameters. Optuna's proposals also depend on earlier
-trials.
+sweep's settings; Optuna's proposals also depend on earlier trials.
 """
 
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,12 +50,10 @@ class Interval:
 
     def draw(self, source: random.Random) -> float | int:
         """Return a random value of the interval, rounded to a few digits."""
-        if self.scale == "log":
-            # The logarithm is uniform, so each order of magnitude is equally likely.
-            value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
-        else:
-            value = source.uniform(self.min, self.max)
-        return self.rounded(value)
+        if self.scale == "linear":
+            return self.rounded(source.uniform(self.min, self.max))
+        # The logarithm is uniform, so each order of magnitude is equally likely.
+        return self.rounded(math.exp(source.uniform(math.log(self.min), math.log(self.max))))
 
     def rounded(self, value: float) -> float | int:
         """Return a number rounded to few digits, within the interval."""
@@ -88,15 +84,12 @@ class Axis:
         if not isinstance(node.value, list) or not node.value:
             expected = "a list of values, or a map with min and max"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        # Values are in canonical form, so that a value read from a trial's file is found in the
-        # list.
+        # A value that is read from a trial's file must be found in the list.
         return Axis(values=tuple(respelled(to_plain(node))))
 
     def draw(self, source: random.Random) -> Any:
         """Return a random value of the list or the interval."""
-        if self.interval is not None:
-            return self.interval.draw(source)
-        return source.choice(self.values)
+        return self.interval.draw(source) if self.interval else source.choice(self.values)
 
     def samples(self) -> tuple[Any, ...]:
         """Return all values of a list, or both ends of an interval and a value between them."""
@@ -111,8 +104,7 @@ class Axis:
         import optuna
 
         if self.interval is None:
-            # Optuna gets indices, because its choices must be scalars, and the values may be lists
-            # or maps.
+            # Choices of Optuna must be scalars, and the values may be lists or maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -183,24 +175,16 @@ class SweepParams:
             return
         check_seeds(self.best.seeds, "best", "seeds ")
         if repeated := sorted(set(self.best.seeds) & set(self.seeds)):
-            raise ContradictionError(
-                "best",
-                f"the sweep chooses the best configuration with the seeds {repeated}, so its score "
-                f"with them would be too good; take seeds that are not among {list(self.seeds)}",
-            )
+            text = f"the sweep chooses the best configuration with the seeds {repeated}, so its "
+            text += "score with them would be too good; take seeds that are not among"
+            raise ContradictionError("best", f"{text} {list(self.seeds)}")
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Return the dotted keys and values that each trial changes, by number from `001`.
-
-        The map of a trial that Optuna proposes is empty: the file `proposal_file` will have the
-        values.
-        """
+        """Return the values by dotted key that each trial changes; empty for a proposed trial."""
         if self.method == "list":
             changes = [dict(configuration) for configuration in self.configurations]
         elif self.method == "grid":
-            axes = [axis.values for axis in self.parameters.values()]
-            every = itertools.product(*axes)
-            changes = [dict(zip(self.parameters, values, strict=True)) for values in every]
+            changes = _combinations({key: axis.values for key, axis in self.parameters.items()})
         else:
             proposed = self.proposed()
             runs = range(self.runs or 0)
@@ -209,35 +193,30 @@ class SweepParams:
 
     def drawn(self, run: int) -> dict[str, Any]:
         """Return the values that a random search draws for a trial; `run` counts trials from 0."""
-        return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
+        # Each key of each trial has its own stream, so that new trials or keys change no values.
+        return {
+            key: axis.draw(random.Random(f"{self.seed}/{key}/{run}"))  # noqa: S311  # no secret
+            for key, axis in self.parameters.items()
+        }
 
     def proposed(self) -> dict[str, str]:
-        """Return, for the number of each trial that Optuna proposes, another trial's number.
-
-        The trial is proposed when this other trial has ended.
-        """
-        if self.method != "optuna":
-            return {}
+        """Return the number of each trial that Optuna proposes, and of the trial it waits for."""
         # Trial k waits for trial k - lag, so that at most `lag` trials run at a time.
         lag = self.parallel or 1
-        later = range(lag + 1, (self.runs or 0) + 1)
+        later = range(lag + 1, (self.runs or 0) + 1) if self.method == "optuna" else ()
         return {_numbered(number): _numbered(number - lag) for number in later}
 
-    def samples(self) -> Iterator[dict[str, Any]]:
-        """Yield examples of proposals, for a check before the sweep begins.
+    def samples(self) -> list[dict[str, Any]]:
+        """Return examples of proposals, for a check before the sweep begins.
 
-        If there are few combinations of the keys' samples, all are yielded; else one key varies
-        while the others have their first sample.
+        These are all combinations of the keys' samples if there are few; else one key varies while
+        the others have their first sample.
         """
         samples = {key: axis.samples() for key, axis in self.parameters.items()}
         if math.prod(map(len, samples.values())) <= _MOST_COMBINATIONS:
-            for values in itertools.product(*samples.values()):
-                yield dict(zip(samples, values, strict=True))
-            return
+            return _combinations(samples)
         first = {key: values[0] for key, values in samples.items()}
-        for key, values in samples.items():
-            for value in values:
-                yield first | {key: value}
+        return [first | {key: value} for key, values in samples.items() for value in values]
 
     def search(self) -> dict[str, Any]:
         """Return the sweep's settings that affect proposals, without the number of trials."""
@@ -253,8 +232,7 @@ class SweepParams:
     ) -> dict[str, Any]:
         """Return the values of a trial, by Optuna's TPE; the first `startup` trials are drawn.
 
-        The study is created from the results alone, and its sampler from the sweep's seed and the
-        trial's number, so the same results give the same values.
+        The same results give the same values.
 
         Args:
             number: number of the trial, counted from 1.
@@ -280,29 +258,21 @@ class SweepParams:
         study = optuna.create_study(direction=self.goal, sampler=sampler)
         state = optuna.trial.TrialState
         # Optuna refuses a complete trial whose value is NaN.
-        finished: list[tuple[Mapping[str, Any], Any, float | None]] = [
+        trials: list[tuple[Mapping[str, Any], Any, float | None]] = [
             (values, state.FAIL, None) if math.isnan(score) else (values, state.COMPLETE, score)
             for values, score in told.values()
         ]
-        for values, trial_state, value in [
-            *finished,
-            *((pending, state.RUNNING, None) for pending in waiting),
-        ]:
+        trials += [(pending, state.RUNNING, None) for pending in waiting]
+        for values, is_at, score in trials:
             params = {key: axis.index(values[key]) for key, axis in self.parameters.items()}
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=params, distributions=space, state=trial_state, value=value
-                )
+            trial = optuna.trial.create_trial(
+                params=params, distributions=space, state=is_at, value=score
             )
+            study.add_trial(trial)
         # TPE, the tree-structured Parzen estimator, proposes values that are frequent among the
         # good trials and rare among the other trials.
         proposal = study.ask(space).params
         return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
-
-    def _source(self, key: str, run: int) -> random.Random:
-        # Each key of each trial has its own stream, so that new trials or keys do not change other
-        # values.
-        return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search needs no secret
 
 
 def best_name(sweep: str) -> str:
@@ -324,6 +294,10 @@ def _numbered(number: int) -> str:
     return f"{number:03}"
 
 
+def _combinations(values: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+
+
 _NEEDED = {
     "grid": ("parameters",),
     "list": ("configurations",),
@@ -334,12 +308,11 @@ _NEEDED = {
 
 def _check_method(sweep: SweepParams) -> None:
     method = sweep.method
-    if sweep.prune_after is not None and (
-        sweep.goal == "minimize" or sweep.metric == "mean_length"
-    ):
-        least = "the least" if sweep.goal == "minimize" else "the greatest"
-        text = "ends trials with low rewards, but the sweep looks for"
-        raise ContradictionError("prune_after", f"{text} {least} {sweep.metric}; remove the key")
+    minimizes = sweep.goal == "minimize"
+    if sweep.prune_after is not None and (minimizes or sweep.metric == "mean_length"):
+        looks_for = f"the {'least' if minimizes else 'greatest'} {sweep.metric}"
+        text = f"ends trials with low rewards, but the sweep looks for {looks_for}; remove the key"
+        raise ContradictionError("prune_after", text)
     for key in ("startup", "parallel", "prune_after"):
         if getattr(sweep, key) is not None and method != "optuna":
             text = f"belongs to the method optuna, not to {method}; remove it"
@@ -356,8 +329,7 @@ def _check_method(sweep: SweepParams) -> None:
         if method == "grid" and axis.interval is not None:
             text = f"the method grid needs a list of values for {key!r}, not an interval; list"
             raise ContradictionError("parameters", f"{text} them, or choose the method random")
-    # The number of a grid's trials is computed as a product, because the grid may be too large to
-    # list.
+    # The grid may be too large to list, so its trials are counted by a product.
     grid = math.prod(len(axis.values) for axis in sweep.parameters.values())
     n_trials = grid if method == "grid" else sweep.runs or len(sweep.configurations)
     if n_trials > MOST_TRIALS:

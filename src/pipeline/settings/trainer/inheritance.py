@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from pipeline.settings.nodes import Node, from_plain, join, merge
 from pipeline.settings.reader import entries_of, read, setting_hints, to_map
@@ -12,21 +13,17 @@ from pipeline.settings.trainer.schema import HYPERPARAMETERS, TrainerSettings
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Defaults:
-    """The settings that behaviors inherit."""
+class Defaults(NamedTuple):
+    """The settings that behaviors inherit: as written, and completed with the schema's defaults."""
 
     written: Node
-    """`default_settings` as the user wrote them."""
     full: Node
-    """`written`, completed with the schema's defaults."""
 
 
 def expanded(default: Node) -> Defaults:
     """Return `default_settings` in both forms: as written, and completed with all defaults."""
     settings = read(TrainerSettings, default, "default_settings")
-    # The written nodes are merged over the plain values, so that errors give the lines of the
-    # written nodes.
+    # The written nodes come last, so that errors give their lines.
     filled = from_plain(to_map(settings), default.source, default.line)
     return Defaults(written=default, full=merge(filled, default))
 
@@ -47,9 +44,8 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
         # In ML-Agents it inherits all, so that PPO's are refused in a SAC behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
-            hyperparameters = default.written.value.get(
-                "hyperparameters", Node({}, default.written.source)
-            )
+            written = default.written
+            hyperparameters = written.value.get("hyperparameters", Node({}, written.source))
             known = setting_hints(HYPERPARAMETERS[str(kind.value)])
             inherited = {key: item for key, item in hyperparameters.value.items() if key in known}
             base["hyperparameters"] = replace(hyperparameters, value=inherited)
@@ -70,24 +66,21 @@ def without_deprecated(node: Node, path: str) -> Node:
     if "framework" in entries:
         _warn(entries.pop("framework"), path, "Framework option was deprecated but was specified")
     _drop_conditioning(entries, path)
-    signals = entries.get("reward_signals")
+    signals, at = entries.get("reward_signals"), join(path, "reward_signals")
     if signals is not None and isinstance(signals.value, dict):
-        at = join(path, "reward_signals")
-        converted = {
-            name: _signal(item, name, join(at, name)) for name, item in signals.value.items()
-        }
+        items = signals.value.items()
+        converted = {name: _signal(item, name, join(at, name)) for name, item in items}
         entries["reward_signals"] = replace(signals, value=converted)
     return replace(node, value=entries)
 
 
 def _drop_conditioning(entries: dict[str, Node], path: str) -> None:
-    network = entries.get("network_settings")
-    key = "conditioning_type"
+    network, key = entries.get("network_settings"), "conditioning_type"
     if network is not None and isinstance(network.value, dict) and key in network.value:
-        rest = {name: item for name, item in network.value.items() if name != key}
-        entries["network_settings"] = replace(network, value=rest)
+        rest = dict(network.value)
         at = join(path, f"network_settings.{key}")
-        _warn(network.value[key], at, "is ignored; its new name is 'goal_conditioning_type'")
+        _warn(rest.pop(key), at, "is ignored; its new name is 'goal_conditioning_type'")
+        entries["network_settings"] = replace(network, value=rest)
 
 
 def _signal(node: Node, name: str, path: str) -> Node:
@@ -95,11 +88,9 @@ def _signal(node: Node, name: str, path: str) -> Node:
         return node
     entries = dict(node.value)
     _drop_conditioning(entries, path)
-    # The extrinsic signal has no network, so `encoding_size` stays in its section and is refused as
-    # an unknown key.
+    # The extrinsic signal has no network, so its `encoding_size` is refused as an unknown key.
     if name != "extrinsic" and "encoding_size" in entries:
-        # In old releases, Curiosity, GAIL and RND had this one number for the width of their
-        # networks.
+        # In old releases this one number was the width of the networks.
         size = entries.pop("encoding_size")
         text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
         if "network_settings" in entries:

@@ -1,8 +1,7 @@
 """Configuration files: conversion of a file and overrides to `RunSettings`, and back to a map.
 
 The steps are: read, convert to the present format, merge the overrides, remove deprecated keys,
-merge each behavior over `default_settings`, and last convert to types. Files
-that the settings name are checked before anything is built or started.
+merge each behavior over `default_settings`, and last convert to types.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from pipeline.errors import Mistakes, SettingsError, shell_command
 from pipeline.files import similar
-from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
+from pipeline.settings.nodes import Node, fail, fail_at, find, join, merge, undotted, walk
 from pipeline.settings.reader import entries_of, read_dataclass, setting_hints, suggestion, to_map
 from pipeline.settings.trainer.inheritance import behavior_over, expanded, without_deprecated
 from pipeline.settings.trainer.legacy.convert import (
@@ -30,7 +29,6 @@ from pipeline.settings.trainer.legacy.convert import (
 from pipeline.settings.trainer.legacy.flat import Changes
 from pipeline.settings.trainer.schema import (
     WORDS,
-    CompletionCriteria,
     DemoPath,
     RunSettings,
     TrainerSettings,
@@ -65,30 +63,26 @@ def load_run_settings(
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
-            merged over the file before anything is checked. A node has the file and line of each
-            value, for errors.
+            merged over the file before anything is checked; or a node with files and lines.
         overrides_from: how errors name the place of the overrides.
         curriculum: a curriculum of ML-Agents before 0.18, as YAML, JSON or a folder of
             `<Behavior>.json`; its parameters replace parameters of the same name in the file.
         sampler: a sampler file of ML-Agents before 0.18; its parameters replace all others of the
             same name.
-        demonstrations_in: the folder to which relative paths of demonstrations refer. If the file
-            has mistakes, demonstrations that are missing in this folder are reported together with
-            the mistakes. With None only the mistakes are reported.
+        demonstrations_in: the folder whose missing demonstrations are reported together with
+            mistakes of the file; None to report only the mistakes.
 
     Raises:
         SettingsError: The file cannot be read, or has a mistake. The message has one line for each
             mistake, with file, line, key and remedy.
     """
-    # The file is converted before the overrides are merged, so that overrides always use the
-    # present names.
+    # Overrides always use the present names, so they are merged after the conversion.
     present = read_present(path, curriculum=curriculum, sampler=sampler)
     document = present.document
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
-            # Overrides are checked before merging: afterwards a misspelt behavior would look like a
-            # new one.
+            # After merging, a misspelt behavior would look like a new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     mistakes = Mistakes()
@@ -97,14 +91,14 @@ def load_run_settings(
         # All independent mistakes of the file are reported together, not one at each try.
         settings = structure(document)
     if mistakes.found and demonstrations_in is not None:
-        mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
+        mistakes.found += _missing_demonstrations(document, demonstrations_in)
     mistakes.refuse()
     _tell(present, path)  # this is last, so that a file with a mistake gives only the error
     return replace(
         settings,
         from_file=path is not None,
         refused=present.refused,
-        places=dict(_places(document, "")),
+        places=dict(_places(document)),
     )
 
 
@@ -121,12 +115,7 @@ def read_present(
         document = read_document(Path(path), changes=changes)
         # A file with only comments crashes ML-Agents; here it is one clear error.
         _refuse_unusable(document)
-    return to_present(
-        document,
-        curriculum=None if curriculum is None else Path(curriculum),
-        sampler=None if sampler is None else Path(sampler),
-        changes=changes,
-    )
+    return to_present(document, curriculum=curriculum, sampler=sampler, changes=changes)
 
 
 def structure(document: Node) -> RunSettings:
@@ -140,8 +129,7 @@ def structure(document: Node) -> RunSettings:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
             # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
-        # Mistakes in the defaults are reported once, at the defaults' lines; each behavior would
-        # repeat these mistakes.
+        # Each behavior would repeat mistakes in the defaults.
         if inherited is None:
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
@@ -150,8 +138,7 @@ def structure(document: Node) -> RunSettings:
         with mistakes:
             listed = entries_of(behaviors, "behaviors")
             for name, item in listed.items():
-                # The first error ends the loop, because a wrong indent moves all keys of a section,
-                # and one error is enough.
+                # A wrong indent moves all keys of a section, and one error is enough.
                 _refuse_as_behavior(name, item)
             for name, item in listed.items():
                 with mistakes:
@@ -184,10 +171,7 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 
 
 def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
-    """Add to `written` the settings that it omits although `inherited` has them.
-
-    Without these settings, the behavior would get the values of `inherited` when the file is read.
-    """
+    """Add to `written` the values that it omits and would inherit when the file is read."""
     for key in setting_hints(type(values)):
         if key in inherited and key not in written:
             written[key] = getattr(values, key)
@@ -199,34 +183,25 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
-    # With `default_settings`, null in a behavior means that a value is not inherited; without
-    # `default_settings` it means that the value is not set.
-    has_defaults = "default_settings" in document.value
+    # With `default_settings`, null in a behavior means that a value is not inherited; elsewhere it
+    # means that a value is not set.
+    optional = {"environment_parameters", "default_settings"}
+    optional |= set() if "default_settings" in document.value else {"behaviors"}
     for key, node in document.value.items():
         if node.value is None:
             continue
-        if key == "environment_parameters":
-            written[key] = _without_nulls(
-                {name: as_resolved(item, resolved[key][name]) for name, item in node.value.items()}
-            )
-        elif key == "behaviors":
-            behaviors = {
-                name: as_resolved(without_deprecated(item, join(key, name)), resolved[key][name])
-                for name, item in node.value.items()
-            }
-            written[key] = behaviors if has_defaults else _without_nulls(behaviors)
-        elif key == "default_settings":
-            written[key] = _without_nulls(as_resolved(without_deprecated(node, key), resolved[key]))
-        else:
-            written[key] = as_resolved(node, resolved[key])
+        current = without_deprecated(node, key) if key == "default_settings" else node
+        if key == "behaviors":
+            items = node.value.items()
+            kept = {name: without_deprecated(item, join(key, name)) for name, item in items}
+            current = replace(node, value=kept)
+        values = as_resolved(current, resolved[key])
+        written[key] = _without_nulls(values) if key in optional else values
     return written
 
 
 def as_resolved(node: Node, resolved: Any) -> Any:
-    """Return the keys of a document or of nested overrides, with their values in `resolved`.
-
-    `resolved` is a map that `to_mapping` returned, or a part of it.
-    """
+    """Return the keys of a document or of overrides, with their values in a `to_mapping`."""
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
     # In a file a value may stand for a curriculum of one lesson, and a number for a constant
@@ -242,31 +217,27 @@ def as_resolved(node: Node, resolved: Any) -> Any:
     return node.value if resolved is None else resolved
 
 
-def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
+def _places(document: Node) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the place (`file:line`) of values that later checks may refuse."""
-    if path.endswith(_PLACED_KEYS):
-        yield path, node.where
-        for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
-            yield join(path, index), item.where
-    elif isinstance(node.value, dict):
-        for key, item in node.value.items():
-            # The error about an unlisted behavior needs the place of each behavior's name.
-            if path == "behaviors":
-                yield join(path, key), item.where
-            yield from _places(item, join(path, key))
+    # The error about an unlisted behavior needs the place of each behavior's name.
+    for name, item in document.value.get("behaviors", Node({}, "")).value.items():
+        yield join("behaviors", name), item.where
+    for path, node in walk(document):
+        if path.endswith(_PLACED_KEYS):
+            yield path, node.where
+            for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
+                yield join(path, index), item.where
 
 
-def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
+def _missing_demonstrations(document: Node, folder: Path) -> Iterator[SettingsError]:
     """Yield an error for each path in a `demo_path` that has no demonstrations in `folder`."""
-    if path.endswith(".demo_path"):
-        with contextlib.suppress(SettingsError):  # a value that is no path is reported elsewhere
-            # The document is searched, because there are no settings if it has mistakes.
-            for text in DemoPath.from_node(node, path).paths:
-                if wrong := why_no_demonstrations(text, folder):
-                    yield fail(node, path, wrong)
-    elif isinstance(node.value, dict):
-        for key, item in node.value.items():
-            yield from _missing_demonstrations(item, join(path, key), folder)
+    # The document is searched, because there are no settings if it has mistakes.
+    for path, node in walk(document):
+        if path.endswith(".demo_path"):
+            with contextlib.suppress(SettingsError):  # not a path, which is reported elsewhere
+                for text in DemoPath.from_node(node, path).paths:
+                    if wrong := why_no_demonstrations(text, folder):
+                        yield fail(node, path, wrong)
 
 
 def _refuse_unusable(document: Node) -> None:
@@ -276,13 +247,14 @@ def _refuse_unusable(document: Node) -> None:
     if not entries:
         raise fail(document, "", "has no settings; leave the file out to train with the defaults")
     behaviors = entries.get("behaviors")
-    if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
+    listed = None if behaviors is None else behaviors.value
+    if listed == {} and "default_settings" not in entries:
         text = "lists no behavior; add a behavior, or add default_settings for all behaviors"
-        raise fail(behaviors, "behaviors", text)
+        raise fail_at(document, "behaviors", text)
     # An environment has at most 1,024 behaviors, and reading each takes time.
-    if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
-        text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
-        raise fail(behaviors, "behaviors", f"{text}: remove the others")
+    if isinstance(listed, dict) and len(listed) > 1024:
+        text = f"has {len(listed):,} behaviors; an environment has at most 1,024"
+        raise fail_at(document, "behaviors", f"{text}: remove the others")
     # The file may be a curriculum or a sampler file of an old release.
     kind = kind_of(document)
     if kind != "trainer":
@@ -291,37 +263,33 @@ def _refuse_unusable(document: Node) -> None:
 
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
-    """Return a file's top-level entries without those that belong in a section.
-
-    `mistakes` gets an error about each misplaced entry.
-    """
+    """Return the top-level entries that do not belong in a section; refuse the others."""
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
-            # If a section such as `behaviors:` is empty, the keys after it probably have the wrong
-            # indent.
+            # The keys after an empty section probably have the wrong indent.
             above = key if item.value is None else None
             continue
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
+        place, remark = WORDS.get(key, (places.get(key), ""))
+        section = "behaviors" if is_behavior else above
         if key == "default" and is_behavior:
             text = "is called 'default_settings' in a file with 'behaviors'"
-            mistakes.found.append(fail(remaining.pop(key), key, text))
-            continue
-        place, remark = WORDS.get(key, (places.get(key), ""))
-        if place and not is_behavior and above in (None, "behaviors"):
+        elif place and not is_behavior and above in (None, "behaviors"):
             what = "a setting" if place == key else f"{place}{remark}"
             text = f"is {what} of a behavior; it belongs below 'behaviors:' and the behavior's name"
-            mistakes.found.append(fail(remaining.pop(key), key, text))
-            continue
-        section = "behaviors" if is_behavior else above
         # A key that is similar to a known key is probably misspelt, and not misplaced.
-        if section and not get_close_matches(key, known):
-            text = f"is at the top level of the file; indent it below '{section}:'"
-            wrong = fail(remaining.pop(key), key, text)
-            if section not in told:  # all entries of a section give one error
-                mistakes.found.append(wrong)
+        elif section and not get_close_matches(key, known):
+            # All entries of a section give one error.
+            text = "" if section in told else "is at the top level of the file; indent it below"
+            text = text and f"{text} '{section}:'"
             told.add(section)
+        else:
+            continue
+        del remaining[key]
+        if text:
+            mistakes.found.append(fail(item, key, text))
     # A section that the wrong indent has left empty is removed as well.
     return {
         key: item for key, item in remaining.items() if not (key in told and item.value is None)
@@ -350,11 +318,9 @@ def _tell(present: Present, path: Path | str | None) -> None:
         _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
     behaviors = present.document.value.get("behaviors")
     if behaviors is not None and behaviors.value and "default" in behaviors.value:
-        _log.warning(
-            "%s: behaviors.default: only a behavior called 'default' has these settings; the "
-            "settings of other behaviors are 'default_settings', at the top level of the file",
-            behaviors.value["default"].where,
-        )
+        text = "%s: behaviors.default: only a behavior called 'default' has these settings; the "
+        text += "settings of other behaviors are 'default_settings', at the top level of the file"
+        _log.warning(text, behaviors.value["default"].where)
     for change in present.changes.entries:
         if change.warns:
             _log.warning("%s", change)
@@ -381,11 +347,8 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior, because the lesson would never end.
-
-    Raise an error for a lesson that measures the Elo rating of a behavior without self-play,
-    because such a lesson would never end, either.
-    """
+    """Warn of lessons that measure an unknown behavior, and refuse Elo without self-play."""
+    # Such lessons would never end.
     # With default_settings, a lesson may measure a behavior that the file does not list.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
@@ -396,28 +359,19 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             # The lesson is taken from the document, because nodes have lines and settings do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
-            if all_listed and criteria.behavior not in settings.behaviors:
-                _log.warning(
-                    "%s: %s.behavior: no behavior is called %r%s The lesson will not end",
-                    item.where,
-                    at,
-                    criteria.behavior,
-                    suggestion(criteria.behavior, settings.behaviors),
-                )
-            # The last lesson's criteria are ignored, so a wrong measure in the last lesson does no
-            # harm.
-            elif criteria.measure == "elo" and lesson is not parameter.curriculum[-1]:
-                _refuse_unrated(item.value["curriculum"].value[index], at, criteria, settings)
-
-
-def _refuse_unrated(
-    lesson: Node, at: str, criteria: CompletionCriteria, settings: RunSettings
-) -> None:
-    if settings.for_behavior(criteria.behavior).self_play is None:
-        text = f"only self-play rates a policy, and {criteria.behavior!r} has none"
-        remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
-        node = find(lesson, "completion_criteria.measure")
-        raise fail(node, f"{at}.measure", f"{text}; {remedy}")
+            behavior = criteria.behavior
+            # The last lesson's criteria are ignored, so a wrong measure in it does no harm.
+            is_rated = criteria.measure == "elo" and lesson is not parameter.curriculum[-1]
+            if all_listed and behavior not in settings.behaviors:
+                near = suggestion(behavior, settings.behaviors)
+                text = "%s: %s.behavior: no behavior is called %r%s The lesson will not end"
+                _log.warning(text, item.where, at, behavior, near)
+            elif is_rated and settings.for_behavior(behavior).self_play is None:
+                text = f"only self-play rates a policy, and {behavior!r} has none; give "
+                text += f"behaviors.{behavior} the section self_play, or measure reward"
+                node = item.value["curriculum"].value[index]
+                node = find(node, "completion_criteria.measure")
+                raise fail(node, f"{at}.measure", text)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -440,69 +394,59 @@ def missing_demonstrations(
     `default_settings` are checked. Paths in `made` are not checked, because a stage writes them.
     """
     missing: dict[str, str] = {}
-    for section, trainer in _listed(settings).items():
+    # The default settings are the last section.
+    for section, trainer in list(settings.sections.items())[: len(settings.behaviors) or 1]:
         for key, path in demonstrations(trainer):
             # Only the first missing demonstration of a behavior is reported.
-            if section in missing or path in made:
-                continue
-            if wrong := why_no_demonstrations(path, folder):
+            wrong = None if section in missing else why_no_demonstrations(path, folder)
+            if wrong and path not in made:
                 at = f"{section}.{key}"
                 at = at if settings.place_of(at) else at.partition("[")[0]
-                place = settings.place_of(at)
-                missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
+                missing[section] = f"{_beginning(settings, at)}: {wrong}"
     return missing
+
+
+def _beginning(settings: RunSettings, key: str) -> str:
+    """Return the beginning of an error about a behavior's dotted key: place, if known, and key."""
+    place = settings.place_of(key)
+    return f"{place}: {key}" if place else key
 
 
 def refuse_missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> None:
-    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without them.
-
-    One behavior with demonstrations is enough: the environment may have only this one, as with
-    files of old releases, which list the behaviors of many environments. For the arguments see
-    `missing_demonstrations`.
-    """
+    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without them."""
+    # One behavior with demonstrations is enough: the environment may have only this one, as with
+    # files of old releases, which list the behaviors of many environments.
     missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
-    if missing and len(missing) == len(_listed(settings)):
+    if missing and len(missing) == (len(settings.behaviors) or 1):
         raise SettingsError(missing[0])
     for text in missing:
         _log.warning("%s", text)
 
 
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
-    """Refuse an `init_path` that does not exist and is not in `results/`.
-
-    Nothing is refused with `initialize_from`.
-    """
+    """Refuse an `init_path` that does not exist and is not in `results/`."""
     if settings.checkpoint_settings.initialize_from is not None:
         return  # init_path may then name a file in the run of `initialize_from`
     for name, trainer in settings.behaviors.items():
         path = trainer.init_path
         # Checkpoints in `results/` may be outputs of a stage that has not run yet.
         if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
-            key = f"behaviors.{name}.init_path"
+            at = _beginning(settings, f"behaviors.{name}.init_path")
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
-            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} does not exist{hint}")
+            raise SettingsError(f"{at}: {path} does not exist{hint}")
 
 
 def refuse_undecided(settings: RunSettings) -> None:
     """Refuse `steps_per_update: auto`, which would give different results for equal inputs."""
     # A number that depends on measured times differs between machines, and so do the results.
     for section in settings.undecided():
-        key = f"{section}.hyperparameters.steps_per_update"
-        place = settings.place_of(key)
-        prefix = f"{place}: " if place else ""
+        at = _beginning(settings, f"{section}.hyperparameters.steps_per_update")
         raise SettingsError(
-            f"{prefix}{key}: needs a number in an experiment of params.yaml, got 'auto', which "
-            "depends on measured times; `pipeline timers RUN` proposes one from a run of "
-            "`pipeline learn`"
+            f"{at}: needs a number in an experiment of params.yaml, got 'auto', which depends on "
+            "measured times; `pipeline timers RUN` proposes one from a run of `pipeline learn`"
         )
-
-
-def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    if not settings.behaviors and settings.default_settings is not None:
-        return {"default_settings": settings.default_settings}
-    return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
 
 
 def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:

@@ -61,8 +61,7 @@ EncoderClass = Annotated[str, OWN_ENCODERS]
 """`module:Class` in a file of the user, or the name of an encoder of an installed package."""
 Activation = Literal["swish", "relu", "tanh", "elu", "gelu", "leaky_relu"]
 """Activation function of dense layers; `gelu` is its tanh form (arXiv 1606.08415)."""
-# An addition to the format is written only if it differs from its default, because ML-Agents
-# refuses unknown keys.
+# ML-Agents refuses unknown keys, so an addition to the format is written only if it is used.
 _ADDITION = {"addition": True}
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
@@ -146,8 +145,20 @@ class DemoSource:
     """Relative probability with which the source's steps are drawn, compared to a source of weight
     1."""
 
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read a path, or a map with `path` and `weight`."""
+        if isinstance(node.value, dict):
+            source: Self = read_dataclass(cls, node, path)
+            return source
+        # A number may be a file's name; lists and truth values are mistakes.
+        if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
+            expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
+        return cls(path=read(str, node, path))
+
     def to_plain(self) -> str | dict[str, Any]:
-        """Return the plain value that `DemoPath.from_node` reads as this source."""
+        """Return the plain value that `from_node` reads as this source."""
         return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
 
 
@@ -162,10 +173,10 @@ class DemoPath:
     def from_node(cls, node: Node, path: str) -> Self:
         """Read a path, or a list of paths and of maps with `path` and `weight`."""
         if not isinstance(node.value, list):
-            return cls((_source(node, path),))
+            return cls((DemoSource.from_node(node, path),))
         if not node.value:
             raise fail(node, path, "needs at least one demonstration, got an empty list")
-        return cls(tuple(_source(item, join(path, i)) for i, item in enumerate(node.value)))
+        return cls(read(tuple[DemoSource, ...], node, path))
 
     def to_plain(self) -> Any:
         """Return the shortest plain value that `from_node` reads as an equal DemoPath."""
@@ -177,17 +188,6 @@ class DemoPath:
     def paths(self) -> tuple[str, ...]:
         """The path of each file or folder."""
         return tuple(source.path for source in self.sources)
-
-
-def _source(node: Node, path: str) -> DemoSource:
-    if isinstance(node.value, dict):
-        source: DemoSource = read_dataclass(DemoSource, node, path)
-        return source
-    # A number may be a file's name; lists and truth values are mistakes.
-    if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
-        expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
-        raise fail(node, path, f"needs {expected}, got {display(node)}")
-    return DemoSource(path=read(str, node, path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,16 +296,14 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
 Schedule = Literal["linear", "constant"]
 """Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
-# This is ML-Agents' default. The default of max_steps is equal, so a run with both defaults has one
-# checkpoint.
+# This is ML-Agents' default, and equals that of max_steps: such a run has one checkpoint.
 _DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the number in the network.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# As in ML-Agents, a constant schedule of the learning rate makes the schedules of beta and epsilon
-# constant.
+# As in ML-Agents, a constant schedule of the learning rate applies to beta and epsilon.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 
 
@@ -319,8 +317,7 @@ class HyperparameterSettings:
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
-    # The defaults of this class and its subclasses are ML-Agents', so that ML-Agents' files keep
-    # their meaning.
+    # These defaults are ML-Agents', so that ML-Agents' files keep their meaning.
     batch_size: Count = 1024
     """Number of experiences in a minibatch. Typical: 64 to 5120, more with continuous actions."""
     buffer_size: Count = 10240
@@ -370,8 +367,7 @@ class OnPolicySettings(HyperparameterSettings):
     return_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether the critic learns returns divided by their running spread; advantages keep the unit
     of the reward. One learner only."""
-    # As in RSL-RL, the learning rate is adapted to the KL divergence; None keeps ML-Agents'
-    # schedule.
+    # The learning rate is adapted as in RSL-RL; None keeps ML-Agents' schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
     """Target of the KL divergence between the policies before and after an update (RSL-RL uses
     0.01). The learning rate is adapted to reach this target, within 1e-5..1e-2;
@@ -473,9 +469,8 @@ class OffPolicySettings(HyperparameterSettings):
     def why_alone(self) -> str:
         """Why only one learner can be used, and what to change; empty if several can be used."""
         if self.steps_per_update == AUTO:
-            return (
-                "steps_per_update: auto is measured in one process; give a number, or one learner"
-            )
+            text = "steps_per_update: auto is measured in one process"
+            return f"{text}; give a number, or one learner"
         text = "reward_normalization measures the returns of one process only; set it to false"
         return text if self.reward_normalization else ""
 
@@ -503,21 +498,16 @@ class XQCSettings(OffPolicySettings):
     """Number of experiences to collect by random actions before the first update."""
     init_entcoef: Positive = 0.01
     """Entropy coefficient at the start."""
-    # CrossQ (Bhatt et al., arXiv 1902.05605) has batch normalisation in place of the target
-    # network.
+    # CrossQ (arXiv 1902.05605) has batch normalisation in place of the target network.
     critic: Literal["xqc", "crossq"] = "xqc"
     """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
     arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
     policy_delay: Count = 3
     """Number of updates of the critics for each update of the policy and of the entropy
     coefficient."""
+    # These two keys have only other defaults than in the base class.
     decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
-    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
-    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
-    """Target entropy of each continuous action component, given as the standard deviation of a
-    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which is the entropy for the
-    standard deviation 0.0892."""
     reward_normalization: bool = field(default=True, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; `critic: xqc` needs this, unless all returns are within -5..5 without it."""
@@ -525,15 +515,12 @@ class XQCSettings(OffPolicySettings):
     @property
     def why_alone(self) -> str:
         """Why only one learner can be used, and what to change."""
-        # Batch normalisation uses the rows of one process, so learners would average gradients of
-        # different networks.
+        # Batch normalisation uses the rows of one process, so learners would differ.
         return "xqc normalises by minibatches of one process; use one learner"
 
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
-    # Values have the form `module:class`, as in entry points; a class is looked up when it is
-    # needed.
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     mlagents_group="mlagents.trainer_type",
@@ -546,8 +533,7 @@ _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
-# A name for the weight of the entropy is mapped to PPO's `beta` here; for SAC `_without_foreign`
-# changes `beta` to `init_entcoef`.
+# For SAC `_without_foreign` changes PPO's `beta` to `init_entcoef`.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -568,10 +554,7 @@ setting with the same meaning, and a remark."""
 
 
 def places_in_behavior() -> dict[str, str]:
-    """Return the dotted key of each of a behavior's settings, by the last part of the key.
-
-    For example, `beta` has the value `hyperparameters.beta`.
-    """
+    """Return the dotted key of each of a behavior's settings, by the last part of the key."""
     hints = setting_hints(TrainerSettings)
     places = {name: name for name in hints}
     # The section `hyperparameters` is added by hand, because its type depends on trainer_type.
@@ -596,8 +579,7 @@ def _without_foreign(
             continue
         place, remark = WORDS.get(key, (key, ""))
         if trainer_type == "sac":
-            # Stable-Baselines3's `ent_coef` is the weight of the entropy bonus in PPO, and
-            # the entropy coefficient in SAC.
+            # Stable-Baselines3's `ent_coef` is PPO's weight or SAC's coefficient.
             place = place.replace(".beta", ".init_entcoef")
         meant = place.rpartition(".")[2]
         owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
@@ -658,6 +640,15 @@ class BehavioralCloningSettings:
     """Number of demonstrated steps in a minibatch; null for the trainer's batch_size."""
 
 
+_EFFECT_ABOVE_MAX_STEPS = {
+    "summary_freq": "no summary and no learning curve is written",
+    "checkpoint_interval": "the run saves a checkpoint only at its end",
+    "self_play.save_steps": "opponents play only the initial policy or the newest policy",
+    "self_play.team_change": "the learning team does not change",
+    "behavioral_cloning.steps": "cloning does not fade out before the end",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
     """How one behavior is trained; the keys are in the order of `configuration.yaml`."""
@@ -701,14 +692,11 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The class must be exactly `expected`, because a plug-in's class may extend the class of
-        # another trainer.
-        if expected is None or type(self.hyperparameters) is not expected:
+        # A plug-in's class may extend the class of another trainer.
+        if type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
-        # Each of the following checks concerns several keys, so the type of a key cannot express
-        # it.
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         # A minibatch has complete sequences, so it must not be smaller than one sequence.
         if memory is not None and memory.sequence_length > batch_size:
@@ -718,11 +706,9 @@ class TrainerSettings:
         self._refuse_contrary_options()
         hidden = self.network_settings.encoded_size
         if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
-            raise ContradictionError(
-                "network_settings.hidden_units",
-                f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
-                f"critic has as many attention heads, got {hidden}",
-            )
+            text = f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
+            text += f"critic has as many attention heads, got {hidden}"
+            raise ContradictionError("network_settings.hidden_units", text)
         if self.even_checkpoints:
             if not 0 < self.keep_checkpoints <= self.max_steps:
                 allowed = "between 1 and max_steps"
@@ -778,28 +764,15 @@ class TrainerSettings:
         return replace(self, hyperparameters=decided)
 
     def contrary_sizes(self) -> Iterator[str]:
-        """Yield a warning for each setting that has no effect because of another setting.
-
-        For example, no summary is written if summary_freq is above max_steps.
-        """
+        """Yield a warning for each setting that has no effect because of another setting."""
         yield from self._contrary_buffers()
-        rare = [("summary_freq", self.summary_freq, "no summary and no learning curve is written")]
-        # The default gets no warning, because it is common in files that list every key.
-        if self.checkpoint_interval != _DEFAULT_INTERVAL:
-            effect = "the run saves a checkpoint only at its end"
-            rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
-        if self.self_play is not None:
-            effect = "opponents play only the initial policy or the newest policy"
-            rare.append(("self_play.save_steps", self.self_play.save_steps, effect))
-            effect = "the learning team does not change"
-            rare.append(("self_play.team_change", self.self_play.team_change, effect))
-        if self.behavioral_cloning is not None:
-            effect = "cloning does not fade out before the end"
-            rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
-        # These are warnings and not errors, because a short test run may have a small max_steps on
-        # purpose.
-        for key, steps, effect in rare:
-            if steps > self.max_steps:
+        # A short test run may have a small max_steps on purpose, so these are no errors.
+        for key, effect in _EFFECT_ABOVE_MAX_STEPS.items():
+            section, _, name = key.rpartition(".")
+            steps = getattr(getattr(self, section) if section else self, name, 0)
+            # The default gets no warning, because it is common in files that list every key.
+            is_default = (key, steps) == ("checkpoint_interval", _DEFAULT_INTERVAL)
+            if steps > self.max_steps and not is_default:
                 yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
         memory = self.network_settings.memory
         if memory is not None and memory.sequence_length > self.time_horizon:
@@ -823,11 +796,8 @@ class TrainerSettings:
                 f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
             )
         if h.batch_size > h.buffer_size:
-            what = (
-                "nothing is learned"
-                if isinstance(h, OffPolicySettings)
-                else "an update has only one minibatch"
-            )
+            is_on_policy = isinstance(h, OnPolicySettings)
+            what = "an update has only one minibatch" if is_on_policy else "nothing is learned"
             yield (
                 f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
                 f"{h.buffer_size}: {what}"
@@ -836,25 +806,22 @@ class TrainerSettings:
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
         """Read the settings of a behavior, with the hyperparameters of its trainer type."""
-        entries, mistakes = entries_of(node, path), Mistakes()
-        # Type hints cannot express that the types of reward signals and hyperparameters depend on
-        # names in the file, so both types are chosen here.
+        entries, mistakes = dict(entries_of(node, path)), Mistakes()
+        # These two types depend on names in the file, which type hints cannot express.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
+        at, inside = join(path, "trainer_type"), join(path, "hyperparameters")
         with mistakes:
             name = _trainer_type(entries, path)
-            at = join(path, "trainer_type")
-            hints["hyperparameters"] = part(
-                HYPERPARAMETERS, name, entries.get("trainer_type", node), at
-            )
+            kind = part(HYPERPARAMETERS, name, entries.get("trainer_type", node), at)
+            hints["hyperparameters"] = kind
             # Without a section, the behavior gets its own trainer's defaults, and not PPO's.
             section = entries.get("hyperparameters", Node({}, node.source, node.line))
-            inside = join(path, "hyperparameters")
             entries = _without_foreign(entries, path, name, mistakes)
             numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
             entries["hyperparameters"] = replace(section, value=numbers)
         if "hyperparameters" not in hints:  # the trainer is unknown; only the other keys are read
-            parts = ("trainer_type", "hyperparameters")
-            entries = {key: item for key, item in entries.items() if key not in parts}
+            for key in ("trainer_type", "hyperparameters"):
+                entries.pop(key, None)
         settings: Self = read_dataclass(
             cls, replace(node, value=entries), path, hints=hints, mistakes=mistakes
         )
@@ -904,8 +871,7 @@ SamplerSeed = Annotated[int, Bounds(at_least=-1)]
 class SamplerSettings:
     """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
 
-    # This is a class constant, because `sampler_type` chooses the class and is not a parameter of
-    # the sampler.
+    # `sampler_type` chooses the class, and is no parameter of the sampler.
     sampler_type: ClassVar[str] = ""
     seed: SamplerSeed = -1
     """Seed of the environment's generator; -1 to derive it from the run's seed."""
@@ -919,8 +885,7 @@ class SamplerSettings:
         if not isinstance(node.value, dict):
             expected = "a number, a sampler or a curriculum"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        # ML-Agents requires both keys and ignores all other keys; here other keys are refused,
-        # because they may be misspelt.
+        # ML-Agents ignores other keys; here they are refused, because they may be misspelt.
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -928,7 +893,13 @@ class SamplerSettings:
         for key in keys:
             if key not in node.value:
                 raise fail(node, path, f"does not contain {key}; a sampler needs both of {keys}")
-        kind = _sampler_class(node.value["sampler_type"], join(path, "sampler_type"))
+        written, at = node.value["sampler_type"], join(path, "sampler_type")
+        # ML-Agents' manual has this spelling, but its code refuses it.
+        if written.value == "multirange_uniform":
+            text = "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name."
+            _log.warning(text, written.where, at)
+            written = replace(written, value="multirangeuniform")
+        kind = SAMPLERS[choice(written, at, SAMPLERS)]
         sampler: SamplerSettings = read_dataclass(
             kind, node.value["sampler_parameters"], join(path, "sampler_parameters")
         )
@@ -1000,18 +971,6 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
 """The settings class for each `sampler_type`."""
 
 
-def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
-    # ML-Agents' manual has this spelling, but its code refuses it.
-    if node.value == "multirange_uniform":
-        _log.warning(
-            "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name.",
-            node.where,
-            path,
-        )
-        return MultiRangeUniformSampler
-    return SAMPLERS[choice(node, path, SAMPLERS)]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionCriteria:
     """`completion_criteria`: when a lesson ends."""
@@ -1077,34 +1036,9 @@ class EnvironmentParameter:
                 raise fail(lessons.value[index], join(at, index), f"{text} Add it")
         # This is a warning and not an error, because ML-Agents accepts such files.
         if parameter.curriculum[-1].completion_criteria is not None:
-            _log.warning(
-                "%s: %s: the last lesson never ends, its completion_criteria is ignored.",
-                lessons.value[-1].where,
-                join(at, len(lessons.value) - 1),
-            )
+            text = "%s: %s: the last lesson never ends, its completion_criteria is ignored."
+            _log.warning(text, lessons.value[-1].where, join(at, len(lessons.value) - 1))
         return parameter
-
-
-def seeded(
-    parameters: dict[str, EnvironmentParameter], run_seed: int
-) -> dict[str, EnvironmentParameter]:
-    """Return the environment parameters with a seed for every sampler.
-
-    Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
-    and lessons.
-    """
-    # This is the rule of ML-Agents, which draws the same values for the same file and seed.
-    free = itertools.count(run_seed)
-
-    def with_seed(lesson: Lesson) -> Lesson:
-        if lesson.value.seed != -1:
-            return lesson
-        return replace(lesson, value=replace(lesson.value, seed=next(free)))
-
-    return {
-        name: EnvironmentParameter(curriculum=tuple(map(with_seed, parameter.curriculum)))
-        for name, parameter in parameters.items()
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1255,49 +1189,44 @@ class RunSettings:
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
-        # Refused behaviors are tested before the defaults: they must not be trained with the
-        # defaults, because the file gives them a trainer that was removed.
+        # The file gives a refused behavior a removed trainer, so the defaults must not train it.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
-        # As in ML-Agents, an unlisted behavior is an error with a file, and a warning without a
-        # file.
+        # As in ML-Agents, an unlisted behavior is only a warning without a file.
         if self.from_file:
             near = nearest(plain, self.behaviors)
-            place = self.places.get(join("behaviors", near)) if near is not None else None
+            place = self.places.get(f"behaviors.{near}")
             file = "" if place is None else f" ({place.rpartition(':')[0]})"
-            remedy = (
-                f"Add an entry for {plain} there, or set default_settings."
-                if near is None
-                else f"The environment gives this name: rename {near!r} there to {plain!r}."
-            )
+            remedy = f"The environment gives this name: rename {near!r} there to {plain!r}."
+            if near is None:
+                remedy = f"Add an entry for {plain} there, or set default_settings."
             raise SettingsError(
                 f"The behavior name {plain} has not been specified in the trainer configuration"
                 f"{file}. {remedy}"
             )
-        _log.warning(
-            "Behavior name %s does not match any behaviors specified in the trainer configuration "
-            "file. A default configuration will be used.",
-            plain,
-        )
+        text = "Behavior name %s does not match any behaviors specified in the trainer "
+        text += "configuration file. A default configuration will be used."
+        _log.warning(text, plain)
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
         """Return versions of plug-in packages, and digests of the user's files, that are in use."""
-        chosen = [*self.behaviors.values()]
-        if self.default_settings is not None:
-            chosen.append(self.default_settings)
-        versions = {name: v for trainer in chosen for name, v in trainer.plugins().items()}
+        plugins = (trainer.plugins() for trainer in self.sections.values())
         # The versions are sorted, because the result goes into fingerprints.
-        return dict(sorted(versions.items()))
+        return dict(sorted(item for versions in plugins for item in versions.items()))
+
+    @property
+    def sections(self) -> dict[str, TrainerSettings]:
+        """The settings of each behavior, and last the default settings, by the section's key."""
+        sections = {f"behaviors.{name}": item for name, item in self.behaviors.items()}
+        default = self.default_settings
+        return sections if default is None else sections | {"default_settings": default}
 
     def undecided(self) -> dict[str, TrainerSettings]:
         """Return the settings of behaviors with `steps_per_update: auto`, by section name."""
-        sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
-        if self.default_settings is not None:
-            sections["default_settings"] = self.default_settings
-        return {name: item for name, item in sections.items() if item.is_undecided}
+        return {name: item for name, item in self.sections.items() if item.is_undecided}
 
     def with_pace(self, name: str, pace: float) -> "RunSettings":
         """Return these settings with a number in place of a behavior's `steps_per_update: auto`."""
@@ -1309,9 +1238,18 @@ class RunSettings:
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Return the same settings with the given seed, and with a seed for every sampler."""
-        parameters = self.environment_parameters
-        return replace(
-            self,
-            env_settings=replace(self.env_settings, seed=seed),
-            environment_parameters=None if parameters is None else seeded(parameters, seed),
-        )
+        # As in ML-Agents, samplers without a seed (-1) get seed, seed + 1, and so on, in the order
+        # of parameters and lessons.
+        free = itertools.count(seed)
+
+        def seeded(lesson: Lesson) -> Lesson:
+            if lesson.value.seed != -1:
+                return lesson
+            return replace(lesson, value=replace(lesson.value, seed=next(free)))
+
+        parameters = self.environment_parameters and {
+            name: EnvironmentParameter(curriculum=tuple(map(seeded, parameter.curriculum)))
+            for name, parameter in self.environment_parameters.items()
+        }
+        env = replace(self.env_settings, seed=seed)
+        return replace(self, env_settings=env, environment_parameters=parameters)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from pipeline.settings import load_run_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pipeline.settings import RunSettings
+from pipeline.settings import RunSettings, load_run_settings
 
 
 @pytest.fixture
@@ -31,8 +26,4 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def loaded(written: Callable[..., Path]) -> Callable[..., RunSettings]:
     """Load a trainer configuration, with optional curriculum and sampler files."""
-
-    def load(text: str, **paths: Path) -> RunSettings:
-        return load_run_settings(written(text), **paths)
-
-    return load
+    return lambda text, **paths: load_run_settings(written(text), **paths)

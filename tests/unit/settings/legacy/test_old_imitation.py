@@ -60,6 +60,5 @@ def test_default_section_of_an_imitation_trainer_applies_to_sections_with_a_demo
     settings = loaded(text)
     assert settings.default_settings is None
     assert settings.behaviors["A"].network_settings.hidden_units == 96
-    assert any(
-        "behaviors that are not listed cannot be trained" in line for line in warnings(caplog)
-    )
+    said = "behaviors that are not listed cannot be trained"
+    assert any(said in line for line in warnings(caplog))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from textwrap import indent
 
 import pytest
 from refusals import refusal
@@ -31,24 +32,14 @@ CURRICULUM = {
 
 
 def lessons(values: list[float], behavior: str = "Walker", **changed: object) -> object:
-    fields = {"min_lesson_length": 100, "signal_smoothing": True, **changed}
-    curriculum = [
-        Lesson(
-            name=f"Lesson{index}",
-            value=ConstantSampler(value=value),
-            completion_criteria=CompletionCriteria(
-                measure="progress",
-                behavior=behavior,
-                threshold=CURRICULUM["thresholds"][index],
-                require_reset=True,
-                **fields,
-            )
-            if index < 2
-            else None,
-        )
-        for index, value in enumerate(values)
+    fields = {"min_lesson_length": 100, "signal_smoothing": True, "require_reset": True}
+    fields |= {"measure": "progress", "behavior": behavior} | changed
+    criteria = [CompletionCriteria(threshold=n, **fields) for n in CURRICULUM["thresholds"]]
+    lessons = [
+        Lesson(name=f"Lesson{i}", value=ConstantSampler(value=value), completion_criteria=ends)
+        for i, (value, ends) in enumerate(zip(values, [*criteria, None], strict=True))
     ]
-    return EnvironmentParameter(curriculum=tuple(curriculum))
+    return EnvironmentParameter(curriculum=tuple(lessons))
 
 
 EXPECTED = {"height": lessons([0.0, 4.0, 6.0]), "gap": lessons([1.0, 2.0, 3.0])}
@@ -72,23 +63,16 @@ def test_curricula_are_read_from_a_folder_with_a_json_file_for_each_behavior(loa
 ONE = json.dumps(CURRICULUM)
 
 
-@pytest.mark.parametrize(
-    ("text", "file"),
-    [
-        (TRAINER, ("Walker.json", json.dumps(CURRICULUM, indent="\t"))),
-        (TRAINER, ("walk.yaml", f'{{"Walker": {ONE}}}')),
-        (TRAINER + f'curriculum: {{"Walker": {ONE}}}\n', None),
-        (f"behaviors: {{Walker: {{trainer: ppo, curriculum: {ONE}}}}}\n", None),
-        ("behaviors: {Walker: {}}\n", ("lesson-plan.json", ONE)),
-    ],
-    ids=[
-        "JSON with tabs",
-        "YAML by behavior",
-        "a section of 0.17",
-        "in a flat behavior",
-        "one for all",
-    ],
-)
+OLD_FORMATS = {
+    "JSON with tabs": (TRAINER, ("Walker.json", json.dumps(CURRICULUM, indent="\t"))),
+    "YAML by behavior": (TRAINER, ("walk.yaml", f'{{"Walker": {ONE}}}')),
+    "a section of 0.17": (TRAINER + f'curriculum: {{"Walker": {ONE}}}\n', None),
+    "in a flat behavior": (f"behaviors: {{Walker: {{trainer: ppo, curriculum: {ONE}}}}}\n", None),
+    "one for all": ("behaviors: {Walker: {}}\n", ("lesson-plan.json", ONE)),
+}
+
+
+@pytest.mark.parametrize(("text", "file"), OLD_FORMATS.values(), ids=OLD_FORMATS)
 def test_curriculum_gives_equal_lessons_in_every_old_format(loaded, written, caplog, text, file):
     caplog.set_level(logging.INFO)
     paths = {"curriculum": written(*file[::-1])} if file else {}
@@ -109,35 +93,6 @@ def test_missing_curriculum_keys_get_the_defaults_of_the_old_release(loaded, wri
     path = written(json.dumps(short), "Walker.json")
     height = loaded(TRAINER, curriculum=path).environment_parameters["height"]
     assert height == lessons([0.0, 4.0, 6.0], min_lesson_length=1, signal_smoothing=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"measure": "luck"}, ":2: Walker.measure: 'luck' is not allowed"),
-        ({"thresholds": 0.5}, ":3: Walker.thresholds: needs a list of numbers, got 0.5"),
-        ({"thresholds": [0.1]}, "height: needs 2 values, one more than there are thresholds"),
-        ({"thresholds": [0.1, "high"]}, "Walker.thresholds[1]: needs a number, got 'high'"),
-        ({"thresholds": [0.1, 3]}, "threshold: must be in [0, 1] for the measure progress"),
-        ({"min_lesson_length": -1}, "min_lesson_length: must be at least 0, got -1"),
-        ({"signal_smoothing": "maybe"}, "signal_smoothing: needs true or false, got 'maybe'"),
-        ({"parameters": [1, 2]}, "Walker.parameters: needs a map of keys to values"),
-        ({"parameters": {"p": [1, "a", 2]}}, "Walker.parameters.p[1]: needs a number, got 'a'"),
-    ],
-)
-def test_mistake_in_a_curriculum_is_reported_with_file_and_key(loaded, written, change, message):
-    path = written(json.dumps(CURRICULUM | change, indent=1), "Walker.json")
-    error = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert error.startswith(f"{path}:")
-    assert message in error
-
-
-@pytest.mark.parametrize("field", ["measure", "thresholds", "parameters"])
-def test_missing_curriculum_key_is_reported_with_the_misspelt_key(loaded, written, field):
-    broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
-    path = written(json.dumps(broken), "Walker.json")
-    message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
-    assert f"needs the key {field!r}, but has '{field}x'" in message
 
 
 def test_invalid_json_in_a_curriculum_file_is_reported_with_its_line(loaded, written):
@@ -193,9 +148,8 @@ DRAWN = {
 
 
 def drawn(settings) -> dict[str, object]:
-    return {
-        name: item.curriculum[0].value for name, item in settings.environment_parameters.items()
-    }
+    parameters = settings.environment_parameters.items()
+    return {name: item.curriculum[0].value for name, item in parameters}
 
 
 def test_old_sampler_file_is_converted_to_environment_parameters(loaded, written):
@@ -203,11 +157,10 @@ def test_old_sampler_file_is_converted_to_environment_parameters(loaded, written
 
 
 def test_parameter_randomization_section_gives_the_same_settings_as_a_sampler_file(loaded):
-    inner = "".join(f"  {line}\n" for line in SAMPLERS.splitlines())
-    assert drawn(loaded(TRAINER + "parameter_randomization:\n" + inner)) == DRAWN
+    section = TRAINER + "parameter_randomization:\n"
+    assert drawn(loaded(section + indent(SAMPLERS, "  "))) == DRAWN
     later = "  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 10}}\n"
-    settings = loaded(TRAINER + "parameter_randomization:\n" + later)
-    assert drawn(settings) == {"mass": DRAWN["mass"]}
+    assert drawn(loaded(section + later)) == {"mass": DRAWN["mass"]}
 
 
 def test_sampler_file_overrides_curriculum_and_both_override_the_trainer_file(
@@ -224,41 +177,61 @@ def test_sampler_file_overrides_curriculum_and_both_override_the_trainer_file(
     assert all("is also defined in" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("5000", "0", ":1: resampling-interval: must be at least 1, got 0"),
-        ("5000", "often", ":1: resampling-interval: needs a whole number, got 'often'"),
-        ('"uniform"', '"normal"', ":2: mass.sampler-type: 'normal' is not allowed"),
-        ('sampler-type: "uniform", ', "", ":2: mass: does not contain sampler-type"),
-        (", max_value: 10", "", ":2: mass: the sampler uniform needs the key 'max_value'"),
-        ("max_value", "max", ":2: mass: unknown key 'max' (value 10); did you mean 'max_value'?"),
-        ("10}", "0.1}", "mass.sampler_parameters.min_value: must not exceed max_value (0.1)"),
-        ("[7, 10]", "[7]", "intervals[0]: needs 2 values, got 1"),
-        ("mean: 2", "mean: high", "scale.sampler_parameters.mean: needs a number, got 'high'"),
-    ],
-)
-def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
-    loaded, written, old, new, message
+IN_CURRICULA = [
+    ({"measure": "luck"}, ":2: Walker.measure: 'luck' is not allowed"),
+    ({"thresholds": 0.5}, ":3: Walker.thresholds: needs a list of numbers, got 0.5"),
+    ({"thresholds": [0.1]}, "height: needs 2 values, one more than there are thresholds"),
+    ({"thresholds": [0.1, "high"]}, "Walker.thresholds[1]: needs a number, got 'high'"),
+    ({"thresholds": [0.1, 3]}, "threshold: must be in [0, 1] for the measure progress"),
+    ({"min_lesson_length": -1}, "min_lesson_length: must be at least 0, got -1"),
+    ({"signal_smoothing": "maybe"}, "signal_smoothing: needs true or false, got 'maybe'"),
+    ({"parameters": [1, 2]}, "Walker.parameters: needs a map of keys to values"),
+    ({"parameters": {"p": [1, "a", 2]}}, "Walker.parameters.p[1]: needs a number, got 'a'"),
+]
+IN_SAMPLERS = [
+    ("5000", "0", ":1: resampling-interval: must be at least 1, got 0"),
+    ("5000", "often", ":1: resampling-interval: needs a whole number, got 'often'"),
+    ('"uniform"', '"normal"', ":2: mass.sampler-type: 'normal' is not allowed"),
+    ('sampler-type: "uniform", ', "", ":2: mass: does not contain sampler-type"),
+    (", max_value: 10", "", ":2: mass: the sampler uniform needs the key 'max_value'"),
+    ("max_value", "max", ":2: mass: unknown key 'max' (value 10); did you mean 'max_value'?"),
+    ("10}", "0.1}", "mass.sampler_parameters.min_value: must not exceed max_value (0.1)"),
+    ("[7, 10]", "[7]", "intervals[0]: needs 2 values, got 1"),
+    ("mean: 2", "mean: high", "scale.sampler_parameters.mean: needs a number, got 'high'"),
+]
+CASES = [
+    *((json.dumps(CURRICULUM | change, indent=1), said) for change, said in IN_CURRICULA),
+    *(
+        (ONE.replace(f'"{key}"', f'"{key}x"'), f"needs the key {key!r}, but has '{key}x'")
+        for key in ("measure", "thresholds", "parameters")
+    ),
+    *((SAMPLERS.replace(old, new, 1), said) for old, new, said in IN_SAMPLERS),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), CASES)
+def test_mistake_in_a_curriculum_or_sampler_is_reported_with_file_and_key(
+    loaded, written, text, said
 ):
-    assert old in SAMPLERS
-    path = written(SAMPLERS.replace(old, new, 1), "s.yaml")
-    error = refusal(SettingsError, loaded, TRAINER, sampler=path)
+    assert text not in (ONE, SAMPLERS)
+    option, name = ("curriculum", "Walker.json") if text[0] == "{" else ("sampler", "s.yaml")
+    path = written(text, name)
+    error = refusal(SettingsError, loaded, TRAINER, **{option: path})
     assert error.startswith(f"{path}:")
-    assert message in error
+    assert said in error
 
 
 def test_curriculum_sampler_or_trainer_file_is_refused_where_another_kind_of_file_is_expected(
-    loaded, written, single
+    written, single
 ):
-    samplers = written(SAMPLERS, "s.yaml")
-    with pytest.raises(SettingsError, match="a sampler file, and not a curriculum file"):
-        loaded(TRAINER, curriculum=samplers)
-    with pytest.raises(SettingsError, match="a curriculum, and not a sampler file"):
-        loaded(TRAINER, sampler=single)
-    with pytest.raises(SettingsError, match="a trainer configuration, and not a sampler file"):
-        loaded(TRAINER, sampler=written(TRAINER, "t.yaml"))
-    with pytest.raises(SettingsError, match="this is a sampler file, and not a trainer"):
-        load_run_settings(samplers)
-    with pytest.raises(SettingsError, match="give it as --curriculum"):
-        load_run_settings(single)
+    samplers, trainer = written(SAMPLERS, "s.yaml"), written(TRAINER, "t.yaml")
+    for files, said in (
+        ((trainer, samplers, None), "a sampler file, and not a curriculum file"),
+        ((trainer, None, single), "a curriculum, and not a sampler file"),
+        ((trainer, None, trainer), "a trainer configuration, and not a sampler file"),
+        ((samplers, None, None), "this is a sampler file, and not a trainer"),
+        ((single, None, None), "give it as --curriculum"),
+    ):
+        path, curriculum, sampler = files
+        with pytest.raises(SettingsError, match=said):
+            load_run_settings(path, curriculum=curriculum, sampler=sampler)

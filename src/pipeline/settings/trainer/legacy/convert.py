@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -49,14 +50,12 @@ class Family(Enum):
 def kind_of(document: Node) -> Kind:
     """Return the kind of a document, found by its keys; `trainer` if the keys fit no kind."""
     entries = _map(document)
-    # Keys of a trainer file are checked first, because it may have sections with curricula and
-    # samplers.
+    # A trainer file is recognised first, because it may have curricula and samplers.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
-    # A trainer file of the present format has samplers too, but was recognised above by its key
-    # `environment_parameters`.
+    # A trainer file with `environment_parameters` has samplers too, but was recognised above.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
@@ -73,19 +72,20 @@ def family_of(document: Node) -> Family:
     # Formats are tested from the most specific one to the most general one.
     if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
         return Family.FLAT_BEHAVIORS
-    if any(key in entries for key in _SECTIONS):
+    if entries.keys() & set(_SECTIONS):
         return Family.SECTIONS
     if entries.keys() & set(setting_hints(RunSettings)):
         return Family.PRESENT
     # The remaining top-level keys are names of behaviors, or typing errors.
-    has_default = "default" in entries and isinstance(entries["default"].value, dict)
+    is_section = "default" in entries and isinstance(entries["default"].value, dict)
     # A section without `trainer` is flat if it has two keys of flat files, so that the error is
     # about the missing trainer, and not about unknown keys.
-    flat = any(
-        is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
-        for item in entries.values()
-    )
-    return Family.FLAT if has_default or flat else Family.PRESENT
+    for item in entries.values():
+        keys = _map(item).keys()
+        is_section |= not has_present_keys(item) and (
+            "trainer" in keys or len(keys & FLAT_KEYS) > 1
+        )
+    return Family.FLAT if is_section else Family.PRESENT
 
 
 def is_flat(node: Node) -> bool:
@@ -104,10 +104,9 @@ def _map(node: Node) -> dict[str, Node]:
 
 @dataclass(kw_only=True, slots=True)
 class Present:
-    """A document in the present format, with a record of its conversion."""
+    """A document in the present format, with its old format and a record of its conversion."""
 
     family: Family
-    """The format of the given trainer configuration."""
     document: Node
     """The complete document; behaviors have not been merged over `default_settings` yet."""
     portable: Node
@@ -115,7 +114,6 @@ class Present:
     left_out: str = ""
     """Why `portable` lacks the document's `default_settings`; empty if it has them."""
     changes: Changes = field(default_factory=Changes)
-    """Record of the changes that the conversion made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
@@ -123,42 +121,37 @@ class Present:
 def to_present(
     document: Node,
     *,
-    curriculum: Path | None = None,
-    sampler: Path | None = None,
+    curriculum: Path | str | None = None,
+    sampler: Path | str | None = None,
     changes: Changes | None = None,
 ) -> Present:
-    """Convert a trainer configuration of any release to the present format.
-
-    `changes` has the changes and notes that were recorded while the document was read.
-    """
+    """Convert a trainer configuration of any release; `changes` has earlier changes and notes."""
     changes = changes or Changes()
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Each item of `parts` has the environment parameters from one place; later items override
-    # earlier items.
+    # The environment parameters from each place; later items override earlier items.
     parts: list[dict[str, Node]] = []
-    # The parts are added in this order: a flat file's sections, the file's curricula, --curriculum,
-    # the file's samplers, --sampler.
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
         entries = dict(present.document.value)
-    node = entries.get("curriculum")
-    if node is not None and node.value is not None:
-        curricula = entries_of(node, "curriculum")
+    nothing = Node(None, "")
+    at_curriculum, at_samplers = _SECTIONS
+    node = entries.get(at_curriculum, nothing)
+    if node.value is not None:
+        curricula = entries_of(node, at_curriculum)
         parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
-        behaviors = entries.get("behaviors")
-        # A file with one curriculum does not name its behavior, so the configuration's behaviors
-        # are needed.
-        names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
-        curricula = read_curricula(curriculum, names, changes)
+        # A file with one curriculum does not name its behavior.
+        names = list(_map(entries.get("behaviors", nothing)))
+        curricula = read_curricula(Path(curriculum), names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
-    node = entries.get("parameter_randomization")
-    if node is not None and node.value is not None:
-        parts.append(_convert_samplers(node, "parameter_randomization", changes))
+    node = entries.get(at_samplers, nothing)
+    if node.value is not None:
+        parts.append(_convert_samplers(node, at_samplers, changes))
     if sampler is not None:
-        parts.append(_convert_samplers(read_part(sampler, "sampler", changes), "", changes))
+        samplers = read_part(Path(sampler), "sampler", changes)
+        parts.append(_convert_samplers(samplers, "", changes))
     parameters = _merged(document, entries.get(_PARAMETERS), parts, changes)
     present.document = _with_parameters(present.document, parameters)
     present.portable = _with_parameters(present.portable, parameters)
@@ -171,12 +164,8 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
     sections = entries_of(entries["behaviors"], below) if below else entries
     # A half-converted file may have behaviors of both formats.
     today = _sections_of_today(sections) if below else {}
-    flat = FlatFile(
-        sections={name: node for name, node in sections.items() if name not in today},
-        below=below,
-        changes=present.changes,
-    )
-    flat.convert()
+    old = {name: node for name, node in sections.items() if name not in today}
+    flat = FlatFile(old, below, present.changes)
     present.refused = flat.refused
     place = present.document
     rest = {key: node for key, node in entries.items() if key != "behaviors"} if below else {}
@@ -190,8 +179,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
         return replace(place, value={**first, "behaviors": listed, **rest})
 
     present.document = present.portable = whole(flat.default, flat.over_default)
-    # If mlagents-learn cannot merge a behavior over the defaults, all behaviors are written
-    # completely.
+    # All behaviors are written completely if mlagents-learn cannot merge one.
     stranger = flat.not_over_default()
     if stranger is not None:
         present.portable = whole(None, flat.complete)
@@ -220,38 +208,29 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the environment parameters `present`, merged with the parameters in all `parts`.
-
-    A later item of `parts` overrides an earlier item, and `changes` gets a note about the
-    overridden parameter. If `parts` has no parameters, `present` is returned.
-    """
+    """Return `present` with the parameters of all parts; later parts win, with a note."""
     if not any(parts):
         return present
-    parameters = (
-        dict(entries_of(present, _PARAMETERS)) if present and present.value is not None else {}
-    )
-    for part in parts:
-        for name, node in part.items():
-            if name in parameters:
-                text = f"is also defined in {parameters[name].where}; the definition here is used"
-                changes.note(node, f"{_PARAMETERS}.{name}", text)
-            parameters[name] = node
+    parameters: dict[str, Node] = {}
+    if present and present.value is not None:
+        parameters |= entries_of(present, _PARAMETERS)
+    for name, node in itertools.chain.from_iterable(part.items() for part in parts):
+        if name in parameters:
+            text = f"is also defined in {parameters[name].where}; the definition here is used"
+            changes.note(node, f"{_PARAMETERS}.{name}", text)
+        parameters[name] = node
     return replace(present or document, value=parameters, text=None)
 
 
 def _with_parameters(document: Node, parameters: Node | None) -> Node:
-    moved = ("curriculum", "parameter_randomization")
-    entries = {key: node for key, node in document.value.items() if key not in moved}
+    entries = {key: node for key, node in document.value.items() if key not in _SECTIONS}
     if parameters is not None:
         entries[_PARAMETERS] = parameters
     return replace(document, value=entries)
 
 
 def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the lessons of each behavior's curriculum.
-
-    `place` is the key path of a curriculum in its file, with `{}` for the behavior.
-    """
+    """Return the lessons of curricula; `place` is their key path, `{}` the behavior in it."""
     parameters: dict[str, Node] = {}
     for behavior, node in curricula.items():
         at = place.format(behavior)
@@ -276,16 +255,12 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
     # The measure is checked here, because the present format also accepts the measure elo.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
-    shared = {
-        "measure": entries["measure"],
-        "behavior": from_plain(behavior, node.source, node.line),
-    }
+    named = from_plain(behavior, node.source, node.line)
+    shared = {"measure": entries["measure"], "behavior": named}
     # In old releases these keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
-        if key in entries:
-            shared[key] = entries[key]
-        else:
-            shared[key] = from_plain(value, node.source, node.line)
+        shared[key] = entries.get(key) or from_plain(value, node.source, node.line)
+        if key not in entries:
             text = f"{key} is missing; {str(value).lower()} is used, the old default"
             changes.note(node, at, text, warns=False)
     # In old releases every lesson began with a reset.
@@ -337,10 +312,8 @@ def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str,
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
         raise fail(document, below, "has no sampler; add one, or leave this file or section out")
-    return {
-        name: _convert_sampler(node, name, join(below, name), changes)
-        for name, node in entries.items()
-    }
+    items = entries.items()
+    return {name: _convert_sampler(node, name, join(below, name), changes) for name, node in items}
 
 
 def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
@@ -363,8 +336,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
-            # Samplers of old releases had no defaults, so a missing key was an error in these
-            # releases, too.
+            # Samplers of old releases had no defaults, either.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():
@@ -376,13 +348,11 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
 def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
     """Return the content of a file: JSON if its name ends in `.json`, else YAML.
 
-    In files of old formats a repeated key takes its last value, as in ML-Agents; `changes` gets a
-    note about each repeated key.
+    In files of old formats a repeated key takes its last value, as in ML-Agents.
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
-    # Repeated keys are an error only in the present format, and the format is known only after
-    # reading; so this first reading collects repeated keys.
+    # Repeated keys are an error only in the present format, which is known only after reading.
     document = read(path, what=what, repeats=repeats)
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
         read(path, what=what)  # this raises an error for the first repeated key
@@ -401,9 +371,8 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
         # accepts NaN and Infinity, which are not in JSON (RFC 8259, section 6).
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise SettingsError(
-            f"{path}:{error.lineno}: cannot be read as JSON: {error.msg} (column {error.colno})."
-        ) from error
+        text = f"cannot be read as JSON: {error.msg} (column {error.colno})."
+        raise SettingsError(f"{path}:{error.lineno}: {text}") from error
     except ValueError as error:
         raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
     except RecursionError as error:
@@ -417,10 +386,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by behavior, from one file or from a folder of JSON files.
-
-    In a folder, each behavior has its own file.
-    """
+    """Return curricula by behavior, from one file or from a folder with a JSON file for each."""
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
@@ -429,10 +395,8 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
         if file.name.startswith(".") or file.suffix == ".meta":
             continue
         if file.suffix != ".json":
-            raise SettingsError(
-                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this "
-                "file elsewhere."
-            )
+            text = "a folder of curricula may only have <Behavior>.json files"
+            raise SettingsError(f"{file}: {text}. Move this file elsewhere.")
         curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
     if not curricula:
         raise SettingsError(f"{path}: the folder has no <Behavior>.json file.")
@@ -440,10 +404,7 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
 
 
 def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
-    """Return the content of a curriculum or sampler file; `changes` gets notes on repeated keys.
-
-    A file that is clearly of another kind is refused.
-    """
+    """Return the content of a curriculum or sampler file; refuse a file of clearly another kind."""
     document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
     # `kind_of` also returns "trainer" for unclear documents.

@@ -1,17 +1,13 @@
-"""Conversion of flat files, which have a default section and a section for each behavior.
-
-A behavior may have the name of another section in place of its own section. `convert_section`
-converts one section into a behavior, `FlatFile` converts all sections.
-"""
+"""Conversion of flat files, which have a default section and a section for each behavior."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.nodes import Node, fail, from_plain, join
+from pipeline.settings.nodes import Node, fail, from_plain, join, walk
 from pipeline.settings.reader import (
     Positive,
     choice,
@@ -115,7 +111,6 @@ class FormatChange:
     new: str
     """The key's path in the present format; empty if it has no equivalent."""
     text: str
-    """Reason of the change, and what to use instead."""
     warns: bool
     """Whether training also logs the change, and not only `pipeline config upgrade`."""
 
@@ -148,7 +143,7 @@ class Changes:
 
 @dataclass(kw_only=True, slots=True)
 class Section:
-    """A section under conversion: its remaining keys, and the behavior built from them."""
+    """A section under conversion: its remaining keys `left`, and the `behavior` built from them."""
 
     entries: dict[str, Node]
     """The section's keys, merged over the keys of the default section."""
@@ -159,16 +154,14 @@ class Section:
     new: str
     """The behavior's key path in the present format."""
     changes: Changes
-    """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
     """Places (`file:line`) of keys that come from another section; their changes are reported when
     that section is converted."""
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
-    """The keys that are not converted yet."""
     behavior: dict[str, Any] = field(default_factory=dict)
-    """The behavior as far as it is converted: nested dictionaries of nodes."""
+    """Nested dictionaries of nodes."""
 
     def take(self, *keys: str) -> dict[str, Node]:
         """Remove `keys` from `left`, and return the removed entries."""
@@ -180,26 +173,22 @@ class Section:
 
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Set the behavior's value at `place` to `node`, which the section has at the key `old`."""
-        self._set(node, place)
-        # A change is recorded where the key is written, not again for each behavior that inherits
-        # it.
+        self.set(node, *place)
+        # A change is recorded where the key is written, not for each behavior that inherits it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
         """Set `place` to the old default `value`, which is not today's; `at` gives the line."""
-        self._set(from_plain(value, at.source, at.line), place)
+        self.set(from_plain(value, at.source, at.line), *place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
             text = f"{new} is {value}, the old default"
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set the hyperparameter `key` to `ratio`, the agent steps for each update.
-
-        `node` has the old value, a number of updates.
-        """
+        """Set a hyperparameter to the agent steps for each update; `node` counted updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
@@ -210,30 +199,29 @@ class Section:
 
     def unknown(self, node: Node, old: str, known: Iterable[str]) -> None:
         """Record an unknown key, which ML-Agents ignored, with a suggestion of a known key."""
-        key = old.rsplit(".", maxsplit=1)[-1]
-        self.gone(
-            node, old, f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
-        )
+        key = old.rpartition(".")[2]
+        text = f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
+        self.gone(node, old, text)
 
-    def _set(self, node: Node, place: tuple[str, ...]) -> None:
+    def set(self, node: Node, *place: str) -> None:
+        """Set the behavior's value at `place`, without a record."""
         target = self.behavior
         for key in place[:-1]:
-            target = target.setdefault(key, {})
+            if not isinstance(target.get(key), dict):  # also for the node of an empty section
+                target[key] = {}
+            target = target[key]
         target[place[-1]] = node
 
 
 def convert_section(section: Section) -> Node:
     """Return the behavior that a section describes; the section's `trainer` must be valid."""
-    # Keys that remain after all conversions are unknown.
     section.left = dict(section.entries)
-    _put_trainer(section)
-    _put_moved(section)
-    _put_updates(section)
-    _put_memory(section)
-    _put_reward_signals(section)
-    _put_cloning(section)
-    _put_self_play(section)
-    _put_schedules(section)
+    for put in (
+        *(_put_trainer, _put_moved, _put_updates, _put_memory),
+        *(_put_reward_signals, _put_cloning, _put_self_play, _put_schedules),
+    ):
+        put(section)
+    # Keys that remain after all conversions are unknown.
     for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
@@ -257,24 +245,17 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
-        # ML-Agents refused a section without these keys; here the section gets the present
-        # defaults, with a note.
+        # ML-Agents refused a section without these keys; here it gets the present defaults.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
-            text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
-            section.changes.note(
-                section.node, section.old, f"{text}; the present defaults are used"
-            )
+            text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}; the "
+            section.changes.note(section.node, section.old, f"{text}present defaults are used")
         return
     section.kind = "ppo"
-    section.put(
-        replace(node, value="ppo", text="ppo"),
-        "trainer_type",
-        old="trainer",
-        text=f"{named!r} only imitated; ppo with behavioral_cloning learns from the "
-        "environment's reward as well",
-        warns=True,
-    )
+    text = f"{named!r} only imitated; ppo with behavioral_cloning learns from the environment's "
+    text += "reward as well"
+    ppo = replace(node, value="ppo", text="ppo")
+    section.put(ppo, "trainer_type", old="trainer", text=text, warns=True)
     # The old section may give demo_path directly, outside its cloning settings.
     if "demo_path" in section.left and not section.left.keys() & _CLONING:
         for key, item in section.take("demo_path", "batch_size").items():
@@ -289,10 +270,9 @@ def _put_moved(section: Section) -> None:
         if place[0] == "hyperparameters" and key not in known:
             section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
-        text = ""
-        if key == "init_path":
-            text = "was a folder of TensorFlow checkpoints; must be a .pt file"
-        section.put(node, *place, old=key, text=text, warns=bool(text))
+        text = "was a folder of TensorFlow checkpoints; must be a .pt file"
+        is_weights = key == "init_path"
+        section.put(node, *place, old=key, text=text if is_weights else "", warns=is_weights)
 
 
 def _put_updates(section: Section) -> None:
@@ -307,8 +287,7 @@ def _put_updates(section: Section) -> None:
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
-    # Old files gave the number of updates after a number of environment steps; the present key
-    # gives the number of steps for each update.
+    # Old files gave numbers of updates and of environment steps; today it is steps per update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     text = "train_interval / num_update; all agents' steps count now, so multiply this by the"
     for key, node in counters.items():
@@ -321,8 +300,6 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # keys can be put into a plain map only, and not into a Node
-        section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
             section.put(node, "network_settings", "memory", key, old=key)
@@ -378,12 +355,12 @@ def _put_schedules(section: Section) -> None:
 def _put_reward_signals(section: Section) -> None:
     """Convert `reward_signals`, or the single keys that older releases had instead."""
     early = section.take("gamma", "use_curiosity", *_CURIOSITY)
-    node = section.left.pop("reward_signals", None)
-    if node is None:
+    if "reward_signals" not in section.left:
         _put_early_signals(section, early)
         return
     for key, item in early.items():
         section.gone(item, key, "is not used together with reward_signals")
+    node = section.left.pop("reward_signals")
     signals = dict(entries_of(node, join(section.old, "reward_signals")))
     _put_signal_updates(section, signals)
     section.behavior["reward_signals"] = {}
@@ -406,21 +383,19 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # keys can be put into a plain map only, and not into a Node
-        section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
     if gamma is None:
-        section.behavior["reward_signals"]["extrinsic"] = empty
+        section.set(empty, "reward_signals", "extrinsic")
     else:  # gamma discounted the sum of both rewards
-        section.behavior["reward_signals"]["curiosity"]["gamma"] = gamma
+        section.set(gamma, "reward_signals", "curiosity", "gamma")
 
 
 def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
     """Convert the update counts of SAC's reward signals, which were keys among the signals."""
     key_of_today = "reward_signal_steps_per_update"
-    keys = ("reward_signal_num_update", key_of_today)
-    updates = {key: signals.pop(key) for key in keys if key in signals}
+    keys = {"reward_signal_num_update", key_of_today}
+    updates = {key: signals.pop(key) for key in sorted(keys & signals.keys())}
     for key, node in updates.items():
         old = f"reward_signals.{key}"
         if section.kind != "sac":
@@ -461,35 +436,28 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
             section.changes.note(node, join(section.old, at), text, warns=False)
 
 
-@dataclass(kw_only=True, slots=True)
 class FlatFile:
-    """The sections of a flat file, and their conversion."""
+    """The sections of a flat file, with the key path `below`, converted to the present format.
 
-    sections: dict[str, Node]
-    """Sections by name, including `default`; each is a map, or the name of another section."""
-    below: str
-    """Key path of the sections: empty, or `behaviors`."""
-    changes: Changes
-    """Record of the changes that the conversion makes."""
-    default: Node | None = None
-    """The converted `default_settings`, or None if there are none."""
-    over_default: dict[str, Node] = field(default_factory=dict)
-    """Behaviors without the settings that they inherit from the default."""
-    complete: dict[str, Node] = field(default_factory=dict)
-    """Behaviors with all settings, including those that they inherit from the default."""
-    curricula: dict[str, Node] = field(default_factory=dict)
-    """The curriculum of each behavior that has one."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Behaviors that cannot be trained as written, with the reason."""
+    A section is a map, or the name of another section.
+    """
 
-    def convert(self) -> None:
-        """Convert all sections to the present format."""
+    def __init__(self, sections: dict[str, Node], below: str, changes: Changes) -> None:
+        self.sections, self.below, self.changes = sections, below, changes
+        self.default: Node | None = None
+        self.over_default = dict[str, Node]()
+        """Behaviors without the settings that they inherit from the default."""
+        self.complete = dict[str, Node]()
+        """Behaviors with all settings, including those that they inherit from the default."""
+        self.curricula = dict[str, Node]()
+        self.refused = dict[str, str]()
+        """Behaviors that cannot be trained as written, with the reason."""
         # Without a default section, sections inherit nothing.
         shared = Node({}, "")
-        if _DEFAULT in self.sections:
+        if _DEFAULT in sections:
             shared = self._resolved(_DEFAULT)
             self.default = self._default_settings(shared)
-        for name in self.sections:
+        for name in sections:
             if name != _DEFAULT:
                 self._convert(name, shared)
         # A behavior that cannot be trained does not prevent training of the other behaviors.
@@ -497,10 +465,7 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return the name of a behavior that `mlagents-learn` cannot merge over the default.
-
-        None if it can merge all behaviors.
-        """
+        """Return a behavior that `mlagents-learn` cannot merge over the default, or None."""
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
@@ -515,13 +480,11 @@ class FlatFile:
 
     def _default_settings(self, shared: Node) -> Node | None:
         node, old = self.sections[_DEFAULT], join(self.below, _DEFAULT)
-        if "trainer" not in shared.value:
-            text = "has no trainer, so behaviors that are not listed cannot be trained"
-            self.changes.note(node, old, text, warns=False)
-            return None
-        if self._cannot_imitate(_DEFAULT, shared.value):
-            text = "has no demonstration, so behaviors that are not listed cannot be trained"
-            self.changes.note(node, old, text)
+        has_trainer = "trainer" in shared.value
+        if not has_trainer or self._cannot_imitate(_DEFAULT, shared.value):
+            text = f"has no {'demonstration' if has_trainer else 'trainer'}, so behaviors that are "
+            text += "not listed cannot be trained"
+            self.changes.note(node, old, text, warns=has_trainer)
             return None
         section = Section(
             entries=shared.value, node=node, old=old, new="default_settings", changes=self.changes
@@ -533,25 +496,18 @@ class FlatFile:
         target = self._resolved(name)
         # A flat section replaces whole values of the default section, maps included.
         entries = shared.value | target.value
-        inherited = frozenset(_places(shared))
+        inherited = frozenset(item.where for _, item in walk(shared))
         # Changes in another section are reported once, where that section is converted.
         elsewhere = inherited
         if target is not node:
-            elsewhere |= frozenset(_places(target))
+            elsewhere |= frozenset(item.where for _, item in walk(target))
             text = f"named the section {node.value}; the settings of that section are copied"
             self.changes.moved(node, old, new, text)
         if self._cannot_imitate(name, entries):
             return
-        full = convert_section(
-            Section(
-                entries=entries,
-                node=node,
-                old=old,
-                new=new,
-                changes=self.changes,
-                inherited=elsewhere,
-            )
-        )
+        section = Section(entries=entries, node=node, old=old, new=new, changes=self.changes)
+        section.inherited = elsewhere
+        full = convert_section(section)
         self.complete[name] = self.over_default[name] = full
         if self.default is not None:
             self.over_default[name] = _over_default(full, self.default, new, inherited)
@@ -563,9 +519,8 @@ class FlatFile:
         while isinstance(node.value, str):
             path, sections = join(self.below, passed[-1]), self.sections
             if node.value in passed:
-                raise fail(
-                    node, path, f"{' -> '.join([*passed, node.value])} is a circular reference"
-                )
+                circle = " -> ".join([*passed, node.value])
+                raise fail(node, path, f"{circle} is a circular reference")
             if node.value not in sections:
                 hint = suggestion(node.value, sections)
                 raise fail(node, path, f"there is no section {node.value!r}{hint}")
@@ -578,11 +533,7 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Return whether a section has an imitation trainer but no demonstration.
-
-        Such a section is recorded in `refused` and in `changes`, unless it is the default section.
-        Refuses a section with a missing or unknown trainer.
-        """
+        """Return whether a section imitates without a demonstration, and record it as refused."""
         old = join(self.below, name)
         if "trainer" not in entries:
             text = "the 'trainer' key must be set here or in the default section."
@@ -607,13 +558,10 @@ class FlatFile:
 
 
 def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str]) -> Node:
-    """Return a behavior that gives the settings of `full` when it is merged over `default`.
-
-    In a flat file a section replaces whole values of the default section; the present format merges
-    at every depth. Values that would differ after the merge are therefore written out, and a reward
-    signal that only `default` has becomes null. `inherited` has the places of values from other
-    sections.
-    """
+    """Return a behavior that gives the settings of `full` when it is merged over `default`."""
+    # In a flat file a section replaces whole values of the default section; the present format
+    # merges at every depth. Values that would differ after the merge are therefore written out, and
+    # a reward signal that only `default` has becomes null.
     # Complete plain settings are compared, so that equal values in other spellings are equal.
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
@@ -625,10 +573,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
 def _difference(
     full: Node, target: dict[str, Any], base: dict[str, Any], inherited: frozenset[str]
 ) -> dict[str, Node]:
-    """Return entries that change `base` into `target`, and all entries written in the section.
-
-    Written values keep their nodes in `full`; other values get nodes with the place of `full`.
-    """
+    """Return entries that change `base` into `target`, and all entries written in the section."""
     entries: dict[str, Node] = {}
     written = full.value if isinstance(full.value, dict) else {}
     for key in {**written, **target}:
@@ -644,11 +589,3 @@ def _difference(
     # null removes an inherited entry, see `behavior_over`.
     taken_away = {key: Node(None, full.source, full.line) for key in base if key not in target}
     return entries | taken_away
-
-
-def _places(node: Node) -> Iterator[str]:
-    if not isinstance(node.value, dict):
-        return
-    for item in node.value.values():
-        yield item.where
-        yield from _places(item)
