@@ -21,9 +21,6 @@ from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import RestartBudget, WorkerSet, launch_workers
 from pipeline.errors import (
     Interrupted,
-    UnityActionException,
-    UnityCommunicatorStoppedException,
-    UnityTimeOutException,
 )
 from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.wire.channels import state as codec
@@ -65,89 +62,6 @@ def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker()
     assert budget.refusal(0) is None
     for none in ("max_lifetime_restarts", "restarts_rate_limit_n"):
         assert RestartBudget(EnvironmentSettings(**{none: 0})).refusal(0) is not None
-
-
-class Fails(InProcessEnvironment):
-    """An environment that raises `error` in step number `at`."""
-
-    def __init__(self, at, error) -> None:
-        super().__init__(Chase(n_agents=2))
-        self.left, self.error = at, error
-
-    def step(self):
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        super().step()
-
-
-def in_process(error, *, limits=None, make_env=lambda: InProcessEnvironment(Chase(n_agents=2))):
-    relaunches = []
-
-    def relaunch(worker, number):
-        relaunches.append((worker, number))
-        return make_env()
-
-    envs = [InProcessEnvironment(Chase(n_agents=2)), Fails(3, error)]
-    return WorkerSet(envs, relaunch=relaunch, restarts=limits), relaunches
-
-
-def test_only_the_failed_worker_is_reset_and_its_new_environment_gets_the_parameters(caplog):
-    workers, relaunches = in_process(UnityTimeOutException("no answer in 60 s"))
-    workers.set_parameter("wind", 2.5)
-    workers.reset()
-    first = workers.envs[0]
-    ages = []
-    for _ in range(4):
-        workers.step()
-        ages.append([int(env._simulator.age[0]) for env in workers.envs])
-        restarted = workers.take_restarted()
-        assert restarted == ([1] if len(ages) == 3 else [])
-    assert ages == [[1, 1], [2, 2], [3, 0], [4, 1]]
-    assert relaunches == [(1, 1)]
-    assert workers.envs[0] is first
-    assert workers.envs[1]._simulator.parameters == {"wind": 2.5}
-    restart, continuation = [r.getMessage() for r in caplog.records]
-    assert restart == "Restarting worker[1] after 'no answer in 60 s' (restart 1)."
-    assert continuation.startswith(
-        "Worker[1] begins new episodes (Fails keeps no state). Its unfinished episodes"
-    )
-
-
-def fails_to_start():
-    raise UnityTimeOutException("did not start")
-
-
-GONE = UnityCommunicatorStoppedException
-FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
-
-
-@pytest.mark.parametrize(
-    ("error", "options", "text", "n_restarts"),
-    [
-        (
-            GONE("gone"),
-            {"make_env": lambda: Fails(1, GONE("gone again"))},
-            r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
-            1,
-        ),
-        (  # a restart that fails counts as a restart
-            UnityTimeOutException("hung"),
-            {"limits": FOUR, "make_env": fails_to_start},
-            r"4 of 4 in all .*: did not start",
-            4,
-        ),
-        (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
-    ],
-)
-def test_error_of_a_worker_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
-    error, options, text, n_restarts
-):
-    workers, relaunches = in_process(error, **options)
-    workers.reset()
-    with pytest.raises(type(error), match=text):
-        play(workers, 6)
-    assert relaunches == [(1, number) for number in range(1, n_restarts + 1)]
 
 
 def launched(build, n_workers=2):

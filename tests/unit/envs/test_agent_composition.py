@@ -1,8 +1,7 @@
-"""Each call reaches the right worker and agent, with the right seed, in the right order."""
+"""Each call reaches the right agent of an environment, in the right order."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -11,271 +10,18 @@ from steps import decision_steps, terminal_steps
 from toys import Chase
 
 from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.envs import workers
-from pipeline.envs.base import BaseEnv, SilenceWatch
+from pipeline.envs.base import SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import UnityParallelEnv
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
 from pipeline.envs.unity import UnityEnvironment
-from pipeline.envs.workers import WorkerSet, launch_workers
-from pipeline.errors import UnityTimeOutException
-from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.errors import UnityEnvironmentException
 from pipeline.simulators import client
 from pipeline.wire.channels.parameters import UNIFORM, Sampler
 from pipeline.wire.codec.generated.messages import ReceivedMessageProto, UnityMessageProto
 
 NAME = "Toy?team=0"
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_hybrid(1, [4]))
-OFTEN = EnvironmentSettings(restarts_rate_limit_n=-1)
-
-
-class Worker(BaseEnv):
-    """An environment that records its calls, observes its number, and fails at calls in `fails`."""
-
-    codec_seconds = 0.0
-    is_known_from_start = False
-
-    def __init__(self, number, *, fails=(), goes_on=None, takes=True, has_state=True) -> None:
-        self.number, self.fails, self.goes_on = number, list(fails), goes_on
-        self.takes, self.has_state = takes, has_state
-        self.calls: list[object] = []
-        self.codec_seconds = float(number)
-
-    def _note(self, call):
-        self.calls.append(call)
-        if call in self.fails:
-            self.fails.remove(call)
-            raise UnityTimeOutException("no answer")
-
-    def step(self):
-        self._note("step")
-
-    def reset(self):
-        self._note("reset")
-
-    def close(self):
-        self._note("close")
-
-    @property
-    def behavior_specs(self):
-        return {NAME: SPEC}
-
-    def get_steps(self, _):
-        return decision_steps([[[self.number]]]), terminal_steps([np.zeros((0, 1))])
-
-    def set_actions(self, _, action):
-        self.calls.append(float(action.continuous[0, 0]))
-
-    def set_action_for_agent(self, *_):
-        raise AssertionError
-
-    def set_parameter(self, name, value):
-        self.calls.append((name, value))
-        return self.takes
-
-    def take_stats(self):
-        return {"number": [(float(self.number), 0)]}
-
-    def go_on_from(self, failed):
-        if self.goes_on is None:
-            raise ValueError("it keeps no state")
-        self.calls.append(("goes on from", failed.number))
-        if isinstance(self.goes_on, Exception):
-            raise self.goes_on
-
-    def request_state(self):
-        self.calls.append("state")
-
-    def state_dict(self):
-        return {"number": self.number} if self.has_state else None
-
-    def load_state_dict(self, state):
-        self.calls.append(state["number"])
-
-
-class Halves(Worker):
-    """A `Worker` whose steps and resets have two halves, as in another process."""
-
-    def step_send(self):
-        self._note("send")
-
-    def step_wait(self):
-        self._note("wait")
-
-    def reset_send(self):
-        self._note("reset send")
-
-    def reset_wait(self):
-        self._note("reset wait")
-
-
-def relaunching(*new):
-    """Return a `relaunch` function that returns `new` one by one, and a list of its arguments."""
-    waiting, asked = list(new), []
-
-    def relaunch(worker, number):
-        asked.append((worker, number))
-        return waiting.pop(0)
-
-    return relaunch, asked
-
-
-def test_restarted_worker_gets_the_latest_parameters_and_reports_its_own_steps_and_statistics():
-    envs = [Worker(1), Worker(2, fails=["step"]), Worker(3)]
-    new, newer = Worker(20, fails=["step"]), Worker(200)
-    relaunch, asked = relaunching(new, newer)
-    workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
-    workers.set_parameter("wind", 2.5)
-    workers.set_parameter("pay", 1.0)
-    workers.set_parameter("wind", 3.5)
-    workers.reset()
-    workers.step()
-    # The new environment gets the latest parameters before its first episode.
-    assert new.calls == [("wind", 3.5), ("pay", 1.0), "reset"]
-    assert workers.take_restarted() == [1]
-    workers.set_parameter("pay", 4.0)
-    assert (envs[1].calls[-1], new.calls[-1]) == ("step", ("pay", 4.0))
-    assert [stats["number"][0][0] for stats in workers.take_stats()] == [1.0, 20.0, 3.0]
-    workers.step()
-    assert newer.calls == [("wind", 3.5), ("pay", 4.0), "reset"]
-    assert asked == [(1, 1), (1, 2)]
-    assert workers.take_restarted() == [1]
-    assert workers.take_restarted() == []
-    assert workers.codec_seconds == 1 + 2 + 20 + 200 + 3
-    assert [float(d.obs[0][0, 0]) for d, _ in workers.get_steps(NAME)] == [1.0, 200.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("known", "goes_on", "asked", "restarted"),
-    [
-        (True, True, [(1, 0)], []),
-        (False, True, [(1, 1)], []),
-        (True, None, [(1, 0)], [1]),
-        (True, UnityTimeOutException("again"), [(1, 0), (1, 1)], [1]),
-        (False, UnityTimeOutException("again"), [(1, 1), (1, 1)], [1]),
-    ],
-)
-def test_replayed_worker_keeps_its_seed_and_a_reset_worker_is_reported(
-    known, goes_on, asked, restarted
-):
-    failing = Worker(2, fails=["step"])
-    failing.is_known_from_start = known
-    new = Worker(20, goes_on=goes_on)
-    relaunch, calls = relaunching(new, Worker(200))
-    workers = WorkerSet([Worker(1), failing], relaunch=relaunch, restarts=OFTEN)
-    workers.set_parameter("wind", 2.5)
-    workers.reset()
-    workers.step()
-    assert calls == asked
-    assert workers.take_restarted() == restarted
-    if goes_on is True:
-        assert new.calls == [("goes on from", 2)]
-    else:
-        assert workers.envs[1].calls[-2:] == [("wind", 2.5), "reset"]
-
-
-def test_only_workers_that_fail_in_a_step_are_restarted():
-    envs = [Worker(0, fails=["step"]), Worker(1), Worker(2, fails=["step"])]
-    relaunch, asked = relaunching(Worker(10), Worker(12))
-    workers = WorkerSet(envs, relaunch=relaunch, restarts=EnvironmentSettings())
-    workers.reset()
-    workers.step()
-    assert asked == [(0, 1), (2, 1)]  # restarts are numbered and limited per worker
-    assert workers.take_restarted() == [0, 2]
-    assert [env.number for env in workers.envs] == [10, 1, 12]
-
-
-def test_worker_restarted_in_the_first_half_of_a_step_skips_only_its_own_second_half():
-    envs = [Halves(k, fails=["send"] if k == 0 else []) for k in range(4)]
-    relaunch, _ = relaunching(new := Halves(10))
-    workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
-    workers.reset()
-    first, second = workers.groups
-    for group in (first, second):
-        workers.step_send(group)
-    for group in (second, first):
-        workers.step_wait(group)
-    assert new.calls == ["reset"]
-    assert [env.calls[-2:] for env in envs[1:]] == [["send", "wait"]] * 3
-    workers.step()
-    assert new.calls == ["reset", "send", "wait"]
-
-
-def test_each_worker_has_its_own_steps_actions_and_state():
-    envs = [Halves(k) for k in range(3)]
-    workers = WorkerSet(envs)
-    (first, second) = workers.groups
-    shown = [decision.obs[0].ravel().tolist() for decision, _ in workers.get_steps(NAME, second)]
-    assert shown == [[], [1.0], [2.0]]
-    actions = [
-        ActionTuple(np.array([[10.0 + k]], np.float32), np.zeros((1, 1), np.int32))
-        for k in range(3)
-    ]
-    workers.set_actions(NAME, actions, second)
-    assert [env.calls for env in envs] == [[], [11.0], [12.0]]
-    workers.set_actions(NAME, actions, first)
-    assert [env.calls for env in envs] == [[10.0], [11.0], [12.0]]
-    assert workers.state_dict() == [{"number": k} for k in range(3)]
-    workers.load_state_dict([{"number": 100 + k} for k in range(3)])
-    assert [env.calls[-1] for env in envs] == [100, 101, 102]
-    envs[1].has_state = False
-    assert workers.state_dict() is None
-    assert workers.set_parameter("wind", 1.0)
-    envs[1].takes = False
-    assert not workers.set_parameter("wind", 2.0)
-    assert envs[2].calls[-1] == ("wind", 2.0), "those after it are sent it, too"
-
-
-class Launched(Worker):
-    """A replacement of `UnityEnvironment` that records its arguments."""
-
-    made: list[SimpleNamespace]
-
-    def __init__(self, file_name, *, worker_id=0, seed=0, side_channels=(), **options) -> None:
-        super().__init__(worker_id)
-        self.file_name, self.seed, self.channels, self.options = (
-            file_name,
-            seed,
-            side_channels,
-            options,
-        )
-        type(self).made.append(self)
-
-    def connect(self):
-        self.calls.append("connect")
-
-
-def test_every_started_or_restarted_process_gets_its_worker_number_and_a_new_seed(monkeypatch):
-    Launched.made = []
-    monkeypatch.setattr(workers, "UnityEnvironment", Launched)
-    # The second of three learners, each with two workers.
-    started = launch_workers(
-        "game",
-        2,
-        seed=100,
-        first=2,
-        n_all=6,
-        side_channels=lambda: [object()],
-        restarts=OFTEN,
-        num_areas=3,
-    )
-    for _ in range(2):
-        started.envs[1].fails = ["step"]
-        started.step()
-    started.envs[0].fails = ["step"]
-    started.step()
-    made = Launched.made
-    assert [(env.number, env.seed) for env in made] == [
-        (2, 102),
-        (3, 103),
-        (3, 103 + 6),
-        (3, 103 + 12),
-        (2, 102 + 6),
-    ]
-    assert [env.options["connect"] for env in made] == [False, False, True, True, True]
-    assert [env.calls[0] for env in made[:2]] == ["connect"] * 2
-    assert {env.options["num_areas"] for env in made} == {3}
-    assert len({id(env.channels[0]) for env in made}) == 5
 
 
 def test_sampled_parameter_is_set_before_each_reset_and_step_that_reads_the_parameter():
@@ -435,6 +181,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.at, self.n_resets, self.told, self.taken = 0, 0, [], []
+        self.is_closed = False
 
     def reset(self):
         self.n_resets += 1
@@ -471,7 +218,7 @@ class Pair:
         self.at = state["at"]
 
     def close(self):
-        pass
+        self.is_closed = True
 
 
 class Wire:
@@ -518,12 +265,16 @@ def seen(env):
     }
 
 
-def test_agents_and_actions_of_two_behaviors_are_kept_apart_over_the_protocol():
+@pytest.mark.parametrize("in_process", [False, True])
+def test_agents_and_actions_of_two_behaviors_are_kept_apart(in_process):
     pair = Pair()
-    env = connected(pair, seed=77, num_areas=3)
-    start = env._server.greeting.rl_initialization_input
-    assert (start.seed, start.num_areas) == (77, 3)
-    env.reset()
+    env = InProcessEnvironment(pair) if in_process else connected(pair, seed=77, num_areas=3)
+    if not in_process:
+        start = env._server.greeting.rl_initialization_input
+        assert (start.seed, start.num_areas) == (77, 3)
+    assert seen(env) == {}
+    env.step()  # the first step is a reset
+    assert pair.taken == []
     assert seen(env) == {"A": {1: 1.0, 2: 2.0}}
     env.set_actions("A", ActionTuple(np.array([[0.5], [-0.5]], np.float32)))
     env.step()
@@ -536,13 +287,19 @@ def test_agents_and_actions_of_two_behaviors_are_kept_apart_over_the_protocol():
     env.step()
     assert seen(env) == {"A": {1: 31.0, 2: 32.0}, "B": {}}
     assert pair.taken == [{"A": [0.5, -0.5]}, {"A": [0.25], "B": [1, 2, 0]}, {"B": [2]}]
-    assert env.take_stats() == {"at": [(float(k), 1) for k in range(4)]}
-    assert env.take_stats() == {}
+    ats = [(float(k), 1) for k in range(4)]
+    assert env.take_stats() == {"at": ats[-1:] if in_process else ats}
+    assert env.take_stats() == ({"at": ats[-1:]} if in_process else {})
     env.set_actions("A", ActionTuple(np.ones((2, 1), np.float32)))
     env.reset()
+    env.set_parameter("wind", 2.5)
     env.step()
     assert pair.taken[-1] == {"A": [0.0, 0.0]}, "a reset forgets what was set"
+    assert pair.told == [("wind", 2.5)]
     env.close()
+    assert pair.is_closed is in_process
+    with pytest.raises(UnityEnvironmentException, match="No Unity environment is loaded"):
+        env.reset()
 
 
 @pytest.mark.parametrize("in_process", [False, True])
