@@ -113,21 +113,11 @@ def test_players_may_connect_in_any_order_and_get_seeds_in_the_order_of_their_po
             workers.reset()
             workers.step()
             assert [len(env.get_steps("Toy?team=0")[0]) for env in workers.envs] == [2, 2]
-            assert workers.envs[0].port == ports
+            assert [env.port for env in workers.envs] == [ports, ports + 1]
     assert (first, second) == ([5], [6])
     lines = [record.getMessage() for record in caplog.records]
     assert f"Waiting for player 2 of 2 on port {ports + 1}." in lines
     assert f"Connected: player 1 of 2 on port {ports}." in lines
-
-
-def test_port_of_a_player_determines_the_number_of_the_worker(ports, play):
-    play(ports + 1)
-    later = threading.Timer(0.3, play, (ports,))
-    later.start()
-    with attached(ports) as workers:
-        assert [env.port for env in workers.envs] == [ports, ports + 1]
-        workers.reset()
-    later.join()
 
 
 def test_player_that_reconnects_at_once_continues_with_a_new_episode(ports, play, caplog):
