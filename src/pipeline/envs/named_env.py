@@ -51,8 +51,7 @@ from pipeline.simulators.executable import ExecutableArguments, parse
 
 _log = logging.getLogger(__name__)
 
-CACHE = Path("build/cache")
-"""Folder of the builds, relative to the current folder."""
+CACHE = Path("build/cache")  # folder of the builds, relative to the current folder
 _INPUTS = "inputs.json"
 _PARAMS = "params.yaml"
 _KEPT = 3

@@ -101,22 +101,14 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 class ExecutableArguments:
     """The parsed command line of an executable: Unity's arguments and this project's."""
 
-    port: int | None = None
-    """TCP port that the trainer listens on; None if not given."""
-    n_agents: int | None = None
-    """Number of agents in one area; None for the simulator's default."""
-    connect_timeout_s: float = 30.0
-    """Longest wait for the trainer to listen, in seconds."""
-    compress: bool = False
-    """Whether images are sent as PNG."""
-    log_file: str | None = None
-    """File for log lines; None for the standard error."""
-    describe: bool = False
-    """Whether to print the observations and actions, and to end."""
-    help: bool = False
-    """Whether to print the usage and end."""
-    ignored: tuple[str, ...] = ()
-    """Arguments of Unity's players that have no effect, as written."""
+    port: int | None = None  # TCP port that the trainer listens on; None if not given
+    n_agents: int | None = None  # number of agents in one area; None for the simulator's default
+    connect_timeout_s: float = 30.0  # longest wait for the trainer to listen, in seconds
+    compress: bool = False  # whether images are sent as PNG
+    log_file: str | None = None  # file for log lines; None for the standard error
+    describe: bool = False  # whether to print the observations and actions, and to end
+    help: bool = False  # whether to print the usage and end
+    ignored: tuple[str, ...] = ()  # arguments of Unity's players that have no effect, as written
 
 
 def parse(argv: Sequence[str]) -> ExecutableArguments:

@@ -312,10 +312,8 @@ _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 class Needs:
     """The distributions and files that an executable needs, except this package."""
 
-    distributions: tuple[str, ...]
-    """Names of installed distributions."""
-    files: Mapping[str, Path]
-    """Further files to pack, by their path in the folder of libraries."""
+    distributions: tuple[str, ...]  # names of installed distributions
+    files: Mapping[str, Path]  # further files to pack, by their path in the folder of libraries
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:

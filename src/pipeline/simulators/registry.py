@@ -22,8 +22,7 @@ Expert = Callable[[DecisionSteps], ActionTuple]
 class Entry:
     """The description of one simulator."""
 
-    summary: str
-    """The task in one line."""
+    summary: str  # the task in one line
     factory: str
     """`module:attribute` of the simulator's class, which takes `seed`, `n_agents` and the options
     by keyword. A built-in simulator's module also has an `expert`: a function, a class if it has a
@@ -32,8 +31,7 @@ class Entry:
     """Installed distributions that the simulator needs, in addition to those of all executables."""
     copies: int | None = None
     """Default number of copies of the environment per process; None if this is no bridge."""
-    counted: str = "agents"
-    """Word for what `n_agents` counts, in the usage text of an executable."""
+    counted: str = "agents"  # word for what `n_agents` counts, in the usage text of an executable
     package: str | None = None
     """Top package of a simulator of another distribution; None for built-in simulators."""
 
@@ -109,8 +107,7 @@ _BRIDGES = {
     ),
 }
 
-NAMES = tuple(SIMULATORS.ours)
-"""Names of the built-in simulators."""
+NAMES = tuple(SIMULATORS.ours)  # names of the built-in simulators
 BRIDGES = tuple(_BRIDGES)
 """Names of the simulators that run third-party environments; `id` chooses the environment."""
 

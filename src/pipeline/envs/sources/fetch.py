@@ -43,11 +43,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES = 16 * 10**9
-"""Default limit of the number of bytes of an archive, and of its content."""
+MAX_BYTES = 16 * 10**9  # default limit of the number of bytes of an archive, and of its content
 ATTEMPTS = 5
-PAUSE_S = 0.5
-"""Seconds of pause before the second attempt; doubled before each further attempt."""
+PAUSE_S = 0.5  # seconds of pause before the second attempt; doubled before each further attempt
 # Longest waits for the connection, and for the next bytes, in seconds.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16

@@ -25,13 +25,10 @@ class Event(NamedTuple):
     Read it before the next step, because an environment may reuse its arrays.
     """
 
-    agent: int
-    """Index of the agent in `possible_agents`."""
+    agent: int  # index of the agent in `possible_agents`
     obs: Any
-    reward: float
-    """The agent's own reward since its last decision."""
-    group_reward: float = 0.0
-    """The agent's share of its group's reward since its last decision."""
+    reward: float  # the agent's own reward since its last decision
+    group_reward: float = 0.0  # the agent's share of its group's reward since its last decision
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
     """Whether the episode was truncated; None if the episode has not ended."""
@@ -51,8 +48,7 @@ class Copy:
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
         """Agents that have asked for a decision in this episode, and have not ended."""
-        self._ended: set[str] = set()
-        """Agents that have ended in this episode."""
+        self._ended: set[str] = set()  # agents that have ended in this episode
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return all that later steps depend on; None if the environment cannot give its state."""

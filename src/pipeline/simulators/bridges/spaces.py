@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 
 VISUAL = ("auto", "always", "never")
 """Values of the option `visual`; auto: images with sides of 20 pixels or more stay images."""
-LEAST_SIDE = 20
-"""Smallest number of pixels along each side of an image for the default encoder."""
+LEAST_SIDE = 20  # smallest number of pixels along each side of an image for the default encoder
 _TOO_SMALL = (
     "%s: the observation '%s', a picture of %dx%d pixels, is a vector of %d numbers from 0 to 1, "
     "because the encoder 'simple' needs %d pixels a side; `visual: always` (`--option "
@@ -50,11 +49,9 @@ SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of th
 class Leaf(NamedTuple):
     """One observation of a behavior, from one leaf of a Gymnasium space."""
 
-    path: Path
-    """Keys and indices of the leaf in the environment's observation."""
+    path: Path  # keys and indices of the leaf in the environment's observation
     spec: ObservationSpec
-    put: Put
-    """Writes a value of the leaf's space into an agent's row of zeros."""
+    put: Put  # writes a value of the leaf's space into an agent's row of zeros
     scale: str = ""
     """Meaning of the numbers, such as `0 to 1 stand for 0 to 255`; empty for unscaled numbers."""
 

@@ -20,8 +20,7 @@ from pipeline.errors import SettingsError
 from pipeline.seeding import stream
 from pipeline.wire.channels.parameters import Parameters
 
-Rows = AnyArray | slice
-"""Indices of areas, or a slice of all areas."""
+Rows = AnyArray | slice  # indices of areas, or a slice of all areas
 
 ALL = slice(None)
 

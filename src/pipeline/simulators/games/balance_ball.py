@@ -26,14 +26,10 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
 
 BEHAVIOR = "3DBall?team=0"
-DECISION_PERIOD = 5
-"""Number of physics steps per decision."""
-MAX_STEP = 5000
-"""Number of physics steps after which an episode is interrupted."""
-TURN_DEGREES = 2.0
-"""Degrees by which an action of 1 turns the platform per physics step."""
-TURN_LIMIT = 0.25
-"""Quaternion component beyond which the platform turns no further."""
+DECISION_PERIOD = 5  # number of physics steps per decision
+MAX_STEP = 5000  # number of physics steps after which an episode is interrupted
+TURN_DEGREES = 2.0  # degrees by which an action of 1 turns the platform per physics step
+TURN_LIMIT = 0.25  # quaternion component beyond which the platform turns no further
 TIME_STEP_S = 0.01333
 
 # The rewards of Unity's 3DBall, for each decision and for the ball's fall.

@@ -12,8 +12,7 @@ Point = Sequence[float] | AnyArray
 
 PAPER, FLOOR, INK, GRAY = "#ffffff", "#eef1f5", "#2b3440", "#b3bcc9"
 BLUE, RED, GREEN, AMBER = "#2f6fde", "#d6453d", "#2f9e5b", "#e8a33a"
-LONGEST_SIDE = 320
-"""Number of pixels along the longer side of a picture."""
+LONGEST_SIDE = 320  # number of pixels along the longer side of a picture
 # Pictures are drawn larger by this factor and then reduced, because Pillow draws jagged edges.
 _FINER = 2
 

@@ -22,12 +22,9 @@ from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Rows, SoloAreas
 
 BEHAVIOR = "GridWorld?team=0"
-SIZE = 5
-"""Number of cells along each side of the grid."""
-CELL = 4
-"""Number of pixels along each side of a cell."""
-MAX_STEP = 100
-"""Number of decisions after which an episode is interrupted."""
+SIZE = 5  # number of cells along each side of the grid
+CELL = 4  # number of pixels along each side of a cell
+MAX_STEP = 100  # number of decisions after which an episode is interrupted
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 RED, GREEN, BLUE = 0, 1, 2

@@ -15,14 +15,12 @@ MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
 """Signed distance, in steps, that each action moves the agent forward: nothing, forward, back, turn
 right, turn left.
 """
-TURNS = np.array([0, 0, 0, 1, -1])
-"""Clockwise turn of each action as a number of headings."""
+TURNS = np.array([0, 0, 0, 1, -1])  # clockwise turn of each action as a number of headings
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 # This number replaces 0 in directions, so that a division by it gives a large and finite distance.
 _SMALLEST = np.float32(1e-6)
 # float32 represents this number exactly, because stored float32 coordinates are compared with it.
-HIDDEN = 1e4
-"""A coordinate that no ray and no agent can reach."""
+HIDDEN = 1e4  # a coordinate that no ray and no agent can reach
 
 
 def spread(n_per_side: int, max_degrees: float) -> AnyArray:
