@@ -68,7 +68,10 @@ def attach_workers(
         servers: list[AnyServer] = []
         # All ports are opened first, so that a taken port is noticed before players are started.
         for player in range(n_players):
-            servers.append(_listening(player, base_port))
+            # The Editor always calls on the same port, so one Editor needs no `base_port`.
+            first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
+            remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
+            servers.append(listen_for(player, first + player, remedy))
             # Each server is pushed on the stack at once, so that it is closed if a later port is
             # taken.
             stack.push(servers[-1])
@@ -130,13 +133,6 @@ def attach_workers(
     return workers
 
 
-def _listening(player: int, base_port: int | None) -> AnyServer:
-    # The Editor always calls on the same port, so one Editor needs no `base_port`.
-    first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
-    remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
-    return listen_for(player, first + player, remedy)
-
-
 def _callers(
     servers: Sequence[AnyServer],
     missing: set[int],
@@ -146,9 +142,6 @@ def _callers(
     """Yield the number of each worker to which a player connects, until no worker is `missing`.
 
     The code that iterates has to remove a worker from `missing` after its player's handshake.
-
-    Raises:
-        UnityException: `timeout_s` seconds are over, or the run was told to stop.
     """
     deadline = time.monotonic() + timeout_s
     next_line = time.monotonic() + _LOG_INTERVAL_S

@@ -23,7 +23,7 @@ from pipeline.errors import (
 from pipeline.wire.channels import side_channels as wire
 from pipeline.wire.channels import state as codec
 from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.wire.channels.side_channels import STATE, IncomingMessage, OutgoingMessage
+from pipeline.wire.channels.side_channels import STATE, IncomingMessage, OutgoingMessage, written
 from pipeline.wire.channels.state import StateMessageType
 
 _log = logging.getLogger(__name__)
@@ -103,19 +103,6 @@ class SideChannelManager:
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
 
-def _message(*values: str | int | float) -> OutgoingMessage:
-    """Return a message of texts, int32 and float32 values; the receiver must know their types."""
-    msg = OutgoingMessage()
-    for value in values:
-        if isinstance(value, str):
-            msg.write_string(value)
-        elif isinstance(value, float):
-            msg.write_float32(value)
-        else:
-            msg.write_int32(value)
-    return msg
-
-
 class _SendOnlyChannel(SideChannel):
     def on_message_received(self, msg: IncomingMessage) -> None:
         """Raise UnityCommunicationException: the environment never sends on this channel."""
@@ -171,14 +158,14 @@ class EngineConfigurationChannel(_SendOnlyChannel):
                 f"the height/width (width={width}, height={height})."
             )
         if width is not None and height is not None:
-            self.queue_message_to_send(_message(0, width, height))
+            self.queue_message_to_send(written(0, width, height))
         scale = None if time_scale is None else float(time_scale)
         settings = (quality_level, scale, target_frame_rate, capture_frame_rate)
         # The engine numbers the messages of these four settings 1 to 4, in this order; message 0
         # sets the window's size.
         for kind, value in enumerate(settings, 1):
             if value is not None:
-                self.queue_message_to_send(_message(kind, value))
+                self.queue_message_to_send(written(kind, value))
 
     def set_configuration(self, config: EngineConfig) -> None:
         """Change all settings that `config` gives."""
@@ -218,17 +205,13 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         """Give a parameter a fixed value, or let the environment draw it at each reading."""
         # The number after the name says what follows: 0 a value, 1 a sampler.
         if not isinstance(value, Sampler):
-            self.queue_message_to_send(_message(key, 0, float(value)))
+            self.queue_message_to_send(written(key, 0, float(value)))
             return
         # The seed is wrapped, because messages have int32.
         seed = (value.seed + 2**31) % 2**32 - 2**31
-        msg = _message(key, 1, seed, value.kind)
-        if value.kind == MULTI_RANGE:
-            msg.write_float32_list(value.values)
-        else:
-            for number in value.values:
-                msg.write_float32(number)
-        self.queue_message_to_send(msg)
+        count = [len(value.values)] if value.kind == MULTI_RANGE else []
+        numbers = map(float, value.values)
+        self.queue_message_to_send(written(key, 1, seed, value.kind, *count, *numbers))
 
 
 class StatsAggregationMethod(IntEnum):
@@ -316,7 +299,7 @@ class FloatPropertiesChannel(SideChannel):
     def set_property(self, key: str, value: float) -> None:
         """Set a property on both ends."""
         self._properties[key] = value
-        self.queue_message_to_send(_message(key, float(value)))
+        self.queue_message_to_send(written(key, float(value)))
 
     def get_property(self, key: str) -> float | None:
         """Return a property's value; None if neither end has set it."""

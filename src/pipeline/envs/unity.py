@@ -473,10 +473,7 @@ class UnityEnvironment(StoredStepsEnv):
 
 
 def _check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise an error unless both ends of the connection have the same major version.
-
-    Before version 1.0 the minor versions must be equal, too.
-    """
+    """Raise an error unless both ends of the connection have the same major version."""
     theirs = output.communication_version
     # Before 1.0 a minor version may be incompatible (https://semver.org/#spec-item-4).
     parts = 2 if theirs.startswith("0.") else 1

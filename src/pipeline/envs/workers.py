@@ -211,11 +211,7 @@ class WorkerSet:
         return restarted
 
     def _half_step(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
-        """Call the first or second half of `step` or `reset` on workers.
-
-        A worker that was restarted in this step is left out, because its restart has finished the
-        step.
-        """
+        """Call the first or second half of `step` or `reset` on workers."""
         for worker in workers:
             if worker in self._done:  # its restart has finished the step
                 continue
@@ -340,10 +336,8 @@ class WorkerSet:
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter of every worker, with the next step or reset.
 
-        Samplers have the same seed in all workers. Must be called between two steps.
-
-        Returns:
-            False if a worker does not take parameters.
+        Samplers have the same seed in all workers. Must be called between two steps. Return False
+        if a worker does not take parameters.
         """
         self._parameters[name] = value
         sent = [_is_controlled(env) and env.set_parameter(name, value) for env in self.envs]

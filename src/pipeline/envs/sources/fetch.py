@@ -99,13 +99,7 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
 
 
 def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
-    """Download an archive and return its sha256.
-
-    Nothing is unpacked. The archive is kept, so that `fetch` does not download it again.
-
-    Raises:
-        FetchError: The archive cannot be downloaded.
-    """
+    """Download an archive and return its sha256; `fetch` does not download the archive again."""
     with _archive_lock(url):
         # The server may have another archive now than at an earlier download.
         (_downloads() / _name(url)).unlink(missing_ok=True)
@@ -369,10 +363,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
 
 
 class _Unpacking:
-    """Unpacks one archive.
-
-    `entry` is the name of the current entry, for error messages.
-    """
+    """Unpacks one archive; `entry` is the name of the current entry, for error messages."""
 
     def __init__(self, folder: Path, max_bytes: int, label: str) -> None:
         self.entry = ""
@@ -458,10 +449,8 @@ class _Unpacking:
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:
-        """Add the declared size of an entry to the total; raise FetchError above the limit.
-
-        Neither `tarfile` nor `zipfile` writes more bytes than an entry declares.
-        """
+        """Add the declared size of an entry to the total; raise FetchError above the limit."""
+        # Neither `tarfile` nor `zipfile` writes more bytes than an entry declares.
         self.entry = entry.name
         self._n_bytes += max(0, entry.size)  # a damaged header may have a negative size
         if self._n_bytes > self._max_bytes:
@@ -471,12 +460,7 @@ class _Unpacking:
             )
 
     def _checked(self, entry: tarfile.TarInfo, _folder: object = None) -> tarfile.TarInfo:
-        """Return an entry with a safe name and mode.
-
-        Raises:
-            FetchError: The name is absolute, or a hard link leads to no unpacked file.
-            FilterError: The data filter of `tarfile` refuses the entry.
-        """
+        """Return an entry with a safe name and mode; raise FetchError or FilterError for others."""
         checked = tarfile.data_filter(entry, str(self._folder))
         if checked.name != entry.name:  # the filter makes an absolute name relative
             raise self.error(f"the entry {entry.name!r} has an absolute name")

@@ -157,10 +157,8 @@ def _hub_folders() -> Iterator[Path]:
 
 
 def _run(source: UnitySource, command: list[str], log: Path) -> None:
-    """Run the Editor, and raise FetchError if it fails or takes too long.
-
-    The output goes to a file, because the Editor's helper processes would keep a pipe open.
-    """
+    """Run the Editor, and raise FetchError if it fails or takes too long."""
+    # The output goes to a file, because the Editor's helper processes would keep a pipe open.
     end, reported = time.monotonic() + source.timeout_s, time.monotonic()
     with log.open("wb") as output:
         try:

@@ -52,12 +52,9 @@ class Copy:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return all that later steps depend on; None if the environment cannot give its state."""
-        env = copy_state(self.env)
-        if env is None:
-            return None
-        stream = self._rng.bit_generator.state
-        playing, ended = sorted(self._playing), sorted(self._ended)
-        return {"env": env, "stream": stream, "playing": playing, "ended": ended}
+        env, stream = copy_state(self.env), self._rng.bit_generator.state
+        agents = {"playing": sorted(self._playing), "ended": sorted(self._ended)}
+        return None if env is None else {"env": env, "stream": stream, **agents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` has returned."""
@@ -103,10 +100,7 @@ class Copy:
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
     ) -> Iterator[Event]:
-        """Yield the last event of an agent's episode, even if the agent asked for no decision.
-
-        A second call for an agent in the same episode yields nothing.
-        """
+        """Yield the last event of an agent's episode; a second call in the episode yields none."""
         if agent not in self._ended:
             self._playing.discard(agent)
             self._ended.add(agent)
@@ -203,7 +197,11 @@ class ParallelCopy(Copy):
 
     def _add_rewards(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         """Add a step's rewards; return each agent's own and group reward since its last event."""
-        shared = dict(self._group_means(rewards))
+        shared: dict[str, float] = {}
+        for group in self._groups:
+            members = [agent for agent in group if agent in rewards]
+            total = sum(float(rewards[member]) for member in members)
+            shared |= {agent: total / len(members) for agent in members}
         gained = self._pending
         for agent, reward in rewards.items():
             own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
@@ -211,12 +209,6 @@ class ParallelCopy(Copy):
             # The own reward and the group's part must sum to the environment's reward.
             gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
-
-    def _group_means(self, rewards: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-        for group in self._groups:
-            members = [agent for agent in group if agent in rewards]
-            for agent in members:
-                yield agent, sum(float(rewards[member]) for member in members) / len(members)
 
 
 class TurnCopy(Copy):
@@ -288,16 +280,13 @@ class PettingZooSimulator(Bridge):
     Args:
         id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or a list of
             environments, one for each copy.
-        kwargs: keywords for the environment.
+        kwargs, visual, action_scale, render_mode: as in `GymnasiumSimulator`.
         seed: copy k draws the seeds of its episodes from this seed and k.
         n_agents: number of copies, each with all its agents.
         api: one of `naming.APIS`.
         teams: `none` for one team; `index` for a separate team for each agent; or the team of each
             agent, by its name or by its name without number.
         groups: one of `GROUPS`; all but `none` need the parallel interface.
-        visual: one of `spaces.VISUAL`.
-        action_scale: value that an action of 1 becomes in a Box's dimensions without finite bounds.
-        render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
         SettingsError: The environment cannot be made, one of its spaces is not supported, or an
@@ -365,18 +354,10 @@ class PettingZooSimulator(Bridge):
         return self._collected([copy.reset() for copy in self._copies])
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply one action for each agent that asked for a decision, in each copy.
-
-        Raises:
-            ValueError: The number of actions is not the number of agents that asked.
-            UnityObservationException: An observation does not fit its space.
-            UnityEnvironmentException: The environment breaks PettingZoo's rules.
-        """
+        """Apply one action for each agent that asked for a decision, in each copy."""
         by_copy: list[dict[int, Any]] = [{} for _ in self._copies]
         for name, agent_ids in self._asking_ids.items():
-            if not agent_ids:
-                continue
-            native = self._codecs[name].actions.native(actions[name])
+            native = self._codecs[name].actions.native(actions[name]) if agent_ids else ()
             for agent_id, action in zip(agent_ids, native, strict=True):
                 # `_add` computes an agent's id from these two numbers.
                 copy, agent = divmod(agent_id, self._per_copy)
@@ -389,12 +370,11 @@ class PettingZooSimulator(Bridge):
         copies = [copy.state_dict() for copy in self._copies]
         if None in copies:
             return None
-        asking_agents = {
+        asked = {
             name: [list(divmod(agent_id, self._per_copy)) for agent_id in ids]
             for name, ids in self._asking_ids.items()
         }
-        parameters = self.parameters.state_dict()
-        return {"copies": copies, "asked": asking_agents, "parameters": parameters}
+        return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` has returned."""

@@ -95,11 +95,7 @@ class Observations:
         return [np.zeros((n_agents, *leaf.spec.shape), dtype=np.float32) for leaf in self.leaves]
 
     def put(self, arrays: list[FloatArray], row: int, observation: Any) -> None:
-        """Write one agent's observation into `row` of arrays from `empty`.
-
-        Raises:
-            UnityObservationException: The environment's observation does not fit its space.
-        """
+        """Write one agent's observation into `row` of arrays from `empty`."""
         for leaf, array in zip(self.leaves, arrays, strict=True):
             value = observation
             try:
@@ -115,13 +111,9 @@ class Observations:
 
 
 def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict):
-        for key, inner in space.spaces.items():
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, inner in parts_of(space):
             yield from _leaves(inner, (*path, key), where, visual)
-        return
-    if isinstance(space, spaces.Tuple):
-        for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index), where, visual)
         return
     name = _name(path, default="observation")
     spec, put = _leaf(space, name, where, visual)
@@ -361,12 +353,7 @@ class Actions:
         ]
 
     def forbidden(self, mask: Any) -> BoolArray:
-        """Convert a mask, 1 = allowed, to bool [sum of branch sizes], True = forbidden.
-
-        Raises:
-            UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
-        """
-        # In Gymnasium's masks 1 means allowed, in ML-Agents' masks True means forbidden.
+        """Convert a mask, 1 = allowed, to bool [sum of branch sizes], True = forbidden."""
         n_choices = sum(self._branches)
         try:
             flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
@@ -405,12 +392,11 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        if isinstance(space, spaces.Dict):
-            named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
-            return lambda c, d: {key: build(c, d) for key, build in named.items()}
-        if isinstance(space, spaces.Tuple):
-            parts = [self._builder(part, (*path, i)) for i, part in enumerate(space.spaces)]
-            return lambda c, d: tuple(build(c, d) for build in parts)
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            named = {key: self._builder(part, (*path, key)) for key, part in parts_of(space)}
+            if isinstance(space, spaces.Dict):
+                return lambda c, d: {key: build(c, d) for key, build in named.items()}
+            return lambda c, d: tuple(build(c, d) for build in named.values())
         if isinstance(space, spaces.Box):
             return self._box(space, path)
         first = len(self._branches)
@@ -469,11 +455,7 @@ class Actions:
 
 
 def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
-    """Yield the arrays of a mask in the order of the space; `space.sample` takes the same masks.
-
-    Raises:
-        ValueError: Mask and space are not trees of the same form.
-    """
+    """Yield the arrays of a mask in the order of the space; `space.sample` takes the same masks."""
     if mask is None:  # all choices are allowed; a Box has no mask
         yield np.ones(_n_choices(space), dtype=np.int8)
     elif isinstance(mask, Mapping):
@@ -498,11 +480,16 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
         yield flat
 
 
+def parts_of(space: Any) -> list[tuple[str | int, Any]]:
+    """Return key or index, and space, of each part of a Dict or Tuple."""
+    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return list(items)
+
+
 def _n_choices(space: Any) -> int:
     """Return the number of entries in an action space's mask: two for each bit of a MultiBinary."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return sum(map(_n_choices, parts))
+        return sum(_n_choices(part) for _, part in parts_of(space))
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

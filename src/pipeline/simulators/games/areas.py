@@ -112,27 +112,19 @@ class SoloAreas(Areas, ABC):
         behavior: fully qualified behavior name.
         spec: specification of the behavior.
         max_step: steps after which an episode is interrupted.
-        seed: seed of all random numbers.
-        n_agents: number of areas.
+        options: `seed` and `n_agents` of `Areas`.
     """
 
+    # Number of steps by which each decision advances an episode towards its step limit.
     _decision_period = 1
-    """Number of steps by which each decision advances an episode towards its step limit."""
 
     def __init__(
-        self,
-        name: str,
-        behavior: str,
-        spec: BehaviorSpec,
-        max_step: int,
-        *,
-        seed: int,
-        n_agents: int,
+        self, name: str, behavior: str, spec: BehaviorSpec, max_step: int, **options: int
     ) -> None:
-        super().__init__(name, {behavior: spec}, seed=seed, n_agents=n_agents)
+        super().__init__(name, {behavior: spec}, **options)
         self._behavior, self._max_step = behavior, max_step
         self._n_steps = self._keep("n_steps", ())
-        self._agent_id = np.arange(n_agents, dtype=np.int32)
+        self._agent_id = self._areas.astype(np.int32)
 
     @abstractmethod
     def _place(self, rows: AnyArray) -> None:
