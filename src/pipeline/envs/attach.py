@@ -1,7 +1,5 @@
 """Workers that a person starts: Unity Editors and Unity's players, which connect to the trainer."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence

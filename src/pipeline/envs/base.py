@@ -1,7 +1,5 @@
 """The low-level API of an environment, ML-Agents' `BaseEnv`, and base classes of environments."""
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Builds of environments: the folders that the stage `env` makes for the other stages."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

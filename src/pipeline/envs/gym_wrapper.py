@@ -1,7 +1,5 @@
 """Wrappers that make an environment with one agent a Gymnasium environment for users' code."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Environments in the trainer's process: simulators, and objects with ML-Agents' low-level API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +42,7 @@ class SimulatorSource:
     name: str
     options: Mapping[str, Any]
 
-    def start(self, seed: int) -> InProcessEnvironment:
+    def start(self, seed: int) -> "InProcessEnvironment":
         """Return a new environment; each error of its simulator is a UnityEnvironmentException."""
         simulator = registry.make(self.name, seed=seed, **self.options)
         return InProcessEnvironment(simulator, is_restartable=True)

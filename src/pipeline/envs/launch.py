@@ -1,7 +1,5 @@
 """Processes of environments: finds an executable, and starts, watches and ends its process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -8,8 +8,6 @@ An environment is built again when its inputs have changed: versions of installe
 this package, and the user's files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Wrappers that make an environment a PettingZoo environment, parallel or in turns."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ digest. Our additional keys `linux_sha256`, `darwin_sha256` and `win_sha256` giv
 that the first archive is checked, too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -119,7 +117,7 @@ class RemoteRegistryEntry:
                 f"folder containing a valid Unity executable ({error})"
             ) from error
 
-    def make(self, **kwargs: Any) -> UnityEnvironment:
+    def make(self, **kwargs: Any) -> "UnityEnvironment":
         """Fetch the environment, and launch it with the keywords `kwargs` of `UnityEnvironment`.
 
         Raises:

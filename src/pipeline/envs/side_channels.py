@@ -3,8 +3,6 @@
 Training analytics are Unity's telemetry; this project does not send them.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from abc import ABC, abstractmethod
@@ -125,7 +123,7 @@ class EngineConfig(NamedTuple):
     capture_frame_rate: int | None
 
     @staticmethod
-    def default_config() -> EngineConfig:
+    def default_config() -> "EngineConfig":
         """Return settings for training: a small window, high speed and no frame limit."""
         # These are the values of ML-Agents' Python API; `mlagents-learn` has other values.
         return EngineConfig(80, 80, 1, 20.0, -1, 60)

@@ -1,7 +1,5 @@
 """Environments in another process: Unity's, and all others that use the ML-Agents protocol."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import time

@@ -1,7 +1,5 @@
 """Several environments as one set of workers, stepped together or in turn, in a fixed order."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import defaultdict, deque

@@ -5,8 +5,6 @@ answers with actions, a reset, or the end. Messages are put together as bytes, b
 a batch are the bytes of the message except for headers.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

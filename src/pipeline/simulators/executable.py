@@ -1,7 +1,5 @@
 """The `main` of every packed executable: command line, log, signals and exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

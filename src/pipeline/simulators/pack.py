@@ -9,8 +9,6 @@ to find the installed distributions and modules that the environment imports:
     python -m pipeline.simulators.pack OUTPUT '{"simulator": NAME, "options": {...}}'
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata
@@ -90,6 +88,25 @@ main=$own/__main__.py
 exec "$python" -I -S "$main" "$@"
 exit 3
 """
+
+_log = logging.getLogger(__name__)
+
+# Longest time in seconds for the steps with random actions, and for the check of an executable.
+_LIMIT_S = 300
+# Number of steps with random actions that find the imported modules. Most episodes have fewer
+# steps, so modules that an environment imports at a reset are found, too.
+_N_STEPS = 300
+_OWN = Path(__file__).resolve().parents[2]
+# An executable draws nothing, so libraries for drawing must not be imported and packed.
+_ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """The distributions and files that an executable needs, except this package."""
+
+    distributions: tuple[str, ...]  # names of installed distributions
+    files: Mapping[str, Path]  # further files to pack, by their path in the folder of libraries
 
 
 def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
@@ -273,26 +290,6 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
         return False
     patterns = _SKIPPED_FILES + _SKIPPED_PARTS if lean else ("*.pyc", "*.pyi")
     return not any(fnmatch(path.name, pattern) for pattern in patterns)
-
-
-_log = logging.getLogger(__name__)
-
-# Longest time in seconds for the steps with random actions, and for the check of an executable.
-_LIMIT_S = 300
-# Number of steps with random actions that find the imported modules. Most episodes have fewer
-# steps, so modules that an environment imports at a reset are found, too.
-_N_STEPS = 300
-_OWN = Path(__file__).resolve().parents[2]
-# An executable draws nothing, so libraries for drawing must not be imported and packed.
-_ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """The distributions and files that an executable needs, except this package."""
-
-    distributions: tuple[str, ...]  # names of installed distributions
-    files: Mapping[str, Path]  # further files to pack, by their path in the folder of libraries
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:

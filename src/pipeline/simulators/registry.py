@@ -1,7 +1,5 @@
 """The simulators by name: how to make each, its requirements, and its expert."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

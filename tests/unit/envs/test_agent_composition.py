@@ -1,7 +1,5 @@
 """Each call reaches the right agent of an environment, in the right order."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,20 +1,18 @@
 """Players that the trainer does not start: here threads that call like a player's process."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from free_ports import free_ports
 from toys import Chase
 
 from pipeline.envs.attach import attach_workers
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -26,9 +24,6 @@ from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.simulators.client import converse
 from pipeline.wire.transport import calls
 from pipeline.wire.transport.server import TRANSPORT_VARIABLE
-
-if TYPE_CHECKING:
-    from pipeline.envs.workers import WorkerSet
 
 
 class Leaves(Chase):

@@ -1,7 +1,5 @@
 """Environments by name: the meaning of each name, and builds that are made once and kept."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

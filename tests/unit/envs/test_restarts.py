@@ -1,7 +1,5 @@
 """Restarts of failed workers: one worker at a time, and within a budget."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

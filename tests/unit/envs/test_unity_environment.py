@@ -1,7 +1,5 @@
 """`UnityEnvironment` with a process that uses the general gRPC runtime, as Unity does."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Each call reaches the right worker, also after restarts of failed workers."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

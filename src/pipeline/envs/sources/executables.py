@@ -1,7 +1,5 @@
 """Finds the executable in a build of an environment, and the system that it is for."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

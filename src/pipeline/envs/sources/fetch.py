@@ -11,8 +11,6 @@ the digest. `tarfile` and `zipfile` unpack, and the data filter of `tarfile` (PE
 entries of both. Links are made after all files, so that no file is written through a link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib
@@ -239,7 +237,7 @@ def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
             return
 
 
-def _is_transient(error: requests.RequestException) -> bool:
+def _is_transient(error: "requests.RequestException") -> bool:
     from requests import exceptions
 
     if error.response is not None:
@@ -249,7 +247,7 @@ def _is_transient(error: requests.RequestException) -> bool:
     return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
 
 
-def _reason(error: requests.RequestException) -> str:
+def _reason(error: "requests.RequestException") -> str:
     if error.response is not None:
         return f"the server answered {error.response.status_code} {error.response.reason}"
     # The innermost cause is the error of the system, such as "Connection refused".

@@ -1,7 +1,5 @@
 """Builds a Unity project with the Unity Editor in batch mode."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Base classes of the bridges, and helpers that draw pictures and collect agents' steps."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """A simulator of several copies of any environment that is registered with Gymnasium."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

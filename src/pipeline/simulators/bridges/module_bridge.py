@@ -4,8 +4,6 @@ A function with the parameters `seed` and `n_agents` returns a simulator. Any ot
 called once for each copy, and returns an environment of Gymnasium or PettingZoo.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds environments by id, and suggests similar ids for unknown ids."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

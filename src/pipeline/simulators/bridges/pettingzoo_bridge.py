@@ -1,7 +1,5 @@
 """A simulator of several copies of any environment of PettingZoo."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial

@@ -13,8 +13,6 @@ MultiDiscrete and MultiBinary become branches; Dict and Tuple of these become bo
 the tree.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

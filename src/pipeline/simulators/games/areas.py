@@ -5,8 +5,6 @@ area, and also assembles the steps: a subclass only defines the beginning of an 
 of actions and the observations, each for all areas at once.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -9,8 +9,6 @@ decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: 
 and collides, but its motion does not drag the ball, as in 3DBall.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import lru_cache

@@ -4,8 +4,6 @@ Actions are hybrid: three continuous actions move and turn, a discrete action fi
 burns the nearest food in front. The laser is masked while it recharges.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray

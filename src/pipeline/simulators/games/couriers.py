@@ -6,8 +6,6 @@ works for a limited time, its shift, and leaves. After a break, a new agent with
 courier's seat, which is its row in the arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

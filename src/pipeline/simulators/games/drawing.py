@@ -1,7 +1,5 @@
 """Simple pictures of areas, drawn by Pillow, which is not packed into executables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

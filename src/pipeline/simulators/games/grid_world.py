@@ -5,8 +5,6 @@ or the red ex. All steps are computed for all areas at once; only the beginnings
 drawn one by one, each area from its own random stream.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray

@@ -5,8 +5,6 @@ facing ahead, and the door closes: no later observation depends on the cue, so a
 memory can only guess.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray

@@ -5,8 +5,6 @@ behavior; each team observes the court as if its own paddle were on the left, so
 both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

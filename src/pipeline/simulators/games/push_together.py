@@ -6,8 +6,6 @@ and leaves, while the other agents continue, so only an algorithm that credits a
 group's later rewards learns to fill the pit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

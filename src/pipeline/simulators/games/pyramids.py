@@ -4,8 +4,6 @@ Shaped like Unity's Pyramids. There is no reward before the goal, and switch and
 so random actions do not reach the goal: learning needs demonstrations or a curiosity reward.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray

@@ -4,8 +4,6 @@ Points are (x, z). A heading is an angle clockwise from +z, seen from above, as 
 the y axis.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray

@@ -3,8 +3,6 @@
 The number of tiles changes between episodes; the agent observes them as a list of entities.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray

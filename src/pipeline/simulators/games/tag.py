@@ -4,8 +4,6 @@ Shaped like the asymmetric example of Unity's self-play (Strikers vs. Goalie): t
 different observations, actions and rewards. The hunters are a group and win or lose together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Builds of Unity projects with a script that behaves like the Unity Editor in batch mode."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

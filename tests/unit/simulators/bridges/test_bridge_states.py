@@ -1,8 +1,6 @@
 # ruff: noqa: ARG002, RUF012  # the interfaces of Gymnasium and PettingZoo
 """Third-party environments that continue exactly from a restored state."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Third-party environments as executables: their steps equal their steps in process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
