@@ -130,8 +130,7 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # Only environments that are no `StoredStepsEnv` need a watch here; a `StoredStepsEnv` has a
-        # watch already.
+        # A `StoredStepsEnv` has a watch already.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):

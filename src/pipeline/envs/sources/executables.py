@@ -50,12 +50,25 @@ def executable_in(
     paths = _with_suffix(folder)
     candidates = _topmost([p for p in paths if p.suffix in _SUFFIXES[platform]], folder)
     if not candidates:
-        other_files = [p for p in paths if p.suffix not in _SUFFIXES[platform]]
-        if other_files:
-            raise FetchError(_other_platform(other_files, label, platform))
+        if paths:
+            suffixes = {path.suffix for path in paths}
+            platforms = sorted(name for name in _SUFFIXES if suffixes.intersection(_SUFFIXES[name]))
+            raise FetchError(
+                f"{label}: has a build for {' and '.join(platforms)} ({paths[0].name}), but a "
+                f"build for {platform} is needed. Take the build for {platform}."
+            )
         candidates = _topmost(_executables(folder), folder)
-    if len(candidates) != 1:
-        raise FetchError(_not_one(candidates, folder, label))
+    if not candidates:
+        raise FetchError(
+            f"{label}: expected one executable, found none. The name of an executable ends in "
+            ".x86_64, .x86, .app or .exe, or the file has permission to be executed."
+        )
+    if len(candidates) > 1:
+        listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
+        raise FetchError(
+            f"{label}: expected one executable, found {listed}. Move each build into its own "
+            "folder; for an archive, name the right one with the setting 'executable'."
+        )
     return _inside_app(candidates[0], label)
 
 
@@ -83,11 +96,7 @@ def path_hint(text: str) -> str | None:
 
 
 def executable_of(build: Path) -> Path:
-    """Return the executable of a build, given as executable, application of macOS, or folder.
-
-    Raises:
-        FetchError: There is no executable, or there are several, or they are for another platform.
-    """
+    """Return the executable of a build, given as executable, application of macOS, or folder."""
     label = os.path.relpath(build)
     if not build.exists():
         raise FetchError(
@@ -172,26 +181,3 @@ def _inside_app(path: Path, label: str) -> Path:
     if not named:
         raise FetchError(f"{label}: {path.name} has no executable in Contents/MacOS")
     return named[0]
-
-
-def _other_platform(other_files: list[Path], label: str, platform: str) -> str:
-    platforms = sorted(
-        {name for p in other_files for name, ends in _SUFFIXES.items() if p.suffix in ends}
-    )
-    return (
-        f"{label}: has a build for {' and '.join(platforms)} ({other_files[0].name}), but a build "
-        f"for {platform} is needed. Take the build for {platform}."
-    )
-
-
-def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
-    listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
-    if not candidates:
-        return (
-            f"{label}: expected one executable, found none. The name of an executable ends in "
-            ".x86_64, .x86, .app or .exe, or the file has permission to be executed."
-        )
-    return (
-        f"{label}: expected one executable, found {listed}. Move each build into its own folder; "
-        "for an archive, name the right one with the setting 'executable'."
-    )

@@ -68,8 +68,8 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
     """Return the folder with an archive's content; download and unpack it if it is not cached.
 
     Raises:
-        FetchError: The archive cannot be downloaded, has another digest, cannot be unpacked, or the
-            archive or its content has more than `max_bytes`.
+        FetchError: The archive cannot be downloaded or unpacked, has another digest, or it or its
+            content has more than `max_bytes`.
     """
     sha256 = sha256.lower()
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):

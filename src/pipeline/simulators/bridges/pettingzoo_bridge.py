@@ -312,7 +312,13 @@ class PettingZooSimulator(Bridge):
         else:
             envs, id = list(id), str(id[0])
             kind = "aec" if hasattr(envs[0], "agent_iter") else "parallel"
-        _check_groups(id, groups, kind)
+        if groups not in GROUPS:
+            raise SettingsError(f"{id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
+        if groups != "none" and kind != "parallel":
+            raise SettingsError(
+                f"{id}: groups is '{groups}', but its agents act in turns, and a group's reward "
+                "needs a step that all its agents share; leave groups out."
+            )
         if not getattr(envs[0], "possible_agents", None):
             raise SettingsError(
                 f"{id}: the environment has no possible_agents, so its behaviors cannot be known "
@@ -427,16 +433,6 @@ def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
         # PettingZoo raises an error of its own, of which the cause names the missing package.
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
-
-
-def _check_groups(env_id: str, groups: str, kind: str) -> None:
-    if groups not in GROUPS:
-        raise SettingsError(f"{env_id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
-    if groups != "none" and kind != "parallel":
-        raise SettingsError(
-            f"{env_id}: groups is '{groups}', but its agents act in turns, and a group's reward "
-            "needs a step that all its agents share; leave groups out."
-        )
 
 
 def _behaviors(
