@@ -60,32 +60,6 @@ def test_state_of_an_environment_is_returned_once_and_includes_pending_statistic
     assert env.take_stats()["score"] == [(0.0, 0)]
 
 
-def test_action_is_applied_to_its_agent_in_one_step_only():
-    taken = []
-
-    class Takes(Chase):
-        spec = SPEC
-
-        def observe(self):
-            return [np.zeros((self.n, 1))]
-
-        def step(self, actions):
-            taken.append(actions[NAME])
-            return {NAME: (self._decisions(np.zeros(self.n)), terminal_steps([np.zeros((0, 1))]))}
-
-    env = InProcessEnvironment(Takes(n_agents=3))
-    env.reset()
-    action = ActionTuple(np.array([[0.5]], np.float32), np.array([[3]], np.int32))
-    env.set_action_for_agent(NAME, 2, action)
-    env.set_action_for_agent(NAME, 1, ActionTuple(-action.continuous, action.discrete - 1))
-    env.step()
-    env.step()
-    assert taken[0].continuous.ravel().tolist() == [0.0, -0.5, 0.5]
-    assert taken[0].discrete.ravel().tolist() == [0, 2, 3]
-    assert not taken[1].continuous.any()
-    assert not taken[1].discrete.any()
-
-
 class Scripted:
     """An environment that gives `messages` one by one, and records the actions."""
 
@@ -281,7 +255,7 @@ def test_agents_and_actions_of_two_behaviors_are_kept_apart(in_process):
     env.set_action_for_agent("A", 2, ActionTuple(np.array([[0.25]], np.float32)))
     env.step()
     assert seen(env) == {"A": {}, "B": {8: 28.0}}
-    env.set_actions("B", ActionTuple(discrete=np.array([[2]], np.int32)))
+    env.set_action_for_agent("B", 8, ActionTuple(discrete=np.array([[2]], np.int32)))
     env.step()
     assert seen(env) == {"A": {1: 31.0, 2: 32.0}, "B": {}}
     assert pair.taken == [{"A": [0.5, -0.5]}, {"A": [0.25], "B": [1, 2, 0]}, {"B": [2]}]
@@ -291,8 +265,9 @@ def test_agents_and_actions_of_two_behaviors_are_kept_apart(in_process):
     env.set_actions("A", ActionTuple(np.ones((2, 1), np.float32)))
     env.reset()
     env.set_parameter("wind", 2.5)
+    env.set_action_for_agent("A", 2, ActionTuple(np.array([[0.25]], np.float32)))
     env.step()
-    assert pair.taken[-1] == {"A": [0.0, 0.0]}, "a reset forgets what was set"
+    assert pair.taken[-1] == {"A": [0.0, 0.25]}, "a reset forgets what was set"
     assert pair.told == [("wind", 2.5)]
     env.close()
     assert pair.is_closed is in_process
