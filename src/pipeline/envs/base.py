@@ -24,7 +24,7 @@ from pipeline.core.steps import (
     steps_from_mapping,
     steps_to_mapping,
 )
-from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
+from pipeline.envs.side_channels import Stats, aggregation_of
 from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
 
 _log = logging.getLogger(__name__)
@@ -53,15 +53,9 @@ class SilenceWatch:
     """
 
     def __init__(
-        self,
-        name: str,
-        last_sent: Callable[[], str],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, name: str, last_sent: Callable[[], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.name = name
-        self._last_sent = last_sent
-        self._clock = clock
+        self.name, self._last_sent, self._clock = name, last_sent, clock
         self.end()
 
     def end(self) -> None:
@@ -125,8 +119,6 @@ def _counts(agents: Mapping[str, int]) -> str:
     return brief(", ".join(f"{number} of {name}" for name, number in agents.items()))
 
 
-Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-"""Values of each statistic, by the statistic's name, each with its method of aggregation."""
 MOST_GROUPS = 2
 """Largest number of groups of workers that step in turn. More groups would hide more latency of the
 environments, but each group needs its own inference."""
@@ -134,9 +126,6 @@ environments, but each group needs its own inference."""
 
 class BehaviorMapping(UserDict[str, BehaviorSpec]):
     """A mapping from behavior names to specifications, with the name of ML-Agents' class."""
-
-    def __init__(self, specs: Mapping[str, BehaviorSpec] | None = None) -> None:
-        super().__init__(specs)
 
 
 class BaseEnv(ABC):

@@ -17,8 +17,8 @@ from pipeline.core.specs import (
     check_spec,
 )
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
-from pipeline.envs.base import Stats, StoredStepsEnv
-from pipeline.envs.side_channels import StatsSideChannel
+from pipeline.envs.base import StoredStepsEnv
+from pipeline.envs.side_channels import Stats, StatsSideChannel
 from pipeline.errors import (
     PipelineError,
     SettingsError,

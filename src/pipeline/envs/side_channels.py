@@ -221,6 +221,8 @@ class StatsAggregationMethod(IntEnum):
     HISTOGRAM = 3
 
 
+# Values of each statistic, by the statistic's name, each with its method of aggregation.
+Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
 _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
@@ -250,24 +252,19 @@ class StatsSideChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(wire.STATS)
-        self.stats: dict[str, list[tuple[float, StatsAggregationMethod]]] = {}
+        self.stats: Stats = {}
         self._names: set[str] = set()
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Store one value of a statistic.
-
-        Raises:
-            UnitySideChannelException: The aggregation method is unknown, or there are too many
-                statistics.
-        """
+        """Store one value of a statistic; the errors are those of `add`."""
         key = msg.read_string()
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store one value of the statistic `key`.
+        """Store one value of the statistic `key`; `number` is that of the aggregation method.
 
-        `number` is the protocol's number of the aggregation method. The errors are those of
-        `on_message_received`.
+        Raises:
+            UnitySideChannelException: The method is unknown, or there are too many statistics.
         """
         method = aggregation_of(key, number)
         if key not in self._names:
@@ -275,7 +272,7 @@ class StatsSideChannel(SideChannel):
             check_names(self._names, key, "statistics")
         self.stats.setdefault(key, []).append((value, method))
 
-    def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
+    def get_and_reset_stats(self) -> Stats:
         """Return all values of each statistic since the last call, by name."""
         stats, self.stats = self.stats, {}
         return stats

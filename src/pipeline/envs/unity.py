@@ -10,12 +10,13 @@ from typing import Any
 from pipeline.core.specs import check_behaviors, refuse_other_spec
 from pipeline.core.steps import no_agents, same_steps
 from pipeline.envs import launch
-from pipeline.envs.base import Stats, StoredStepsEnv, last_message
+from pipeline.envs.base import StoredStepsEnv, last_message
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannel,
     SideChannelManager,
     StateChannel,
+    Stats,
     StatsSideChannel,
 )
 from pipeline.errors import (

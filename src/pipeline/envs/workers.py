@@ -15,13 +15,12 @@ from pipeline.core.steps import Steps, no_agents
 from pipeline.envs.base import (
     BaseEnv,
     SilenceWatch,
-    Stats,
     StoredStepsEnv,
     last_message,
     worker_groups,
 )
 from pipeline.envs.in_process import our_spec, our_steps
-from pipeline.envs.side_channels import SideChannel
+from pipeline.envs.side_channels import SideChannel, Stats
 from pipeline.envs.unity import CONVERSATION_ERRORS, UnityEnvironment
 from pipeline.errors import (
     Interrupted,
@@ -41,14 +40,8 @@ RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
 class RestartBudget:
     """Counts the restarts of each worker and compares them with `limits` (None: the defaults)."""
 
-    def __init__(
-        self,
-        limits: EnvironmentSettings | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: EnvironmentSettings | None = None) -> None:
         self.limits = limits or EnvironmentSettings()
-        self._clock = clock
         self._times: dict[int, deque[float]] = defaultdict(deque)
         self.counts: dict[int, int] = defaultdict(int)
 
@@ -62,7 +55,7 @@ class RestartBudget:
                 "(env_settings.max_lifetime_restarts)"
             )
         recent = self._times[worker]
-        while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
+        while recent and time.monotonic() - recent[0] > limits.restarts_rate_limit_period_s:
             recent.popleft()
         if 0 <= limits.restarts_rate_limit_n <= len(recent):
             return (
@@ -73,7 +66,7 @@ class RestartBudget:
 
     def spend(self, worker: int) -> int:
         """Count one more restart of the worker, and return the number of its restarts so far."""
-        self._times[worker].append(self._clock())
+        self._times[worker].append(time.monotonic())
         self.counts[worker] += 1
         return self.counts[worker]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.steps import Steps
-from pipeline.envs.base import Stats
+from pipeline.envs.side_channels import Stats
 from pipeline.envs.workers import WorkerSet
 from pipeline.trainer.learner import Learner
 

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,19 +33,13 @@ def play(workers, n_steps):
         workers.step()
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
-    clock = Clock()
+def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker(monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("pipeline.envs.workers.time", clock)
     limits = EnvironmentSettings(
         max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10
     )
-    budget = RestartBudget(limits, clock=clock)
+    budget = RestartBudget(limits)
     assert [budget.spend(0), budget.spend(0)] == [1, 2]
     assert "2 of 2 in 10 s" in str(budget.refusal(0))
     assert budget.refusal(1) is None
