@@ -152,7 +152,14 @@ def _callers(
             raise UnityException("the run was told to stop while it waited for a player")
         now = time.monotonic()
         if missing and now >= deadline:
-            raise _too_late(servers, missing, timeout_s)
+            if len(servers) == 1:
+                raise time_out(timeout_s)
+            raise UnityTimeOutException(
+                f"{len(missing)} of {len(servers)} players did not connect within {timeout_s:g} s: "
+                f"{_player_list(servers, missing)}; start each with --mlagents-port and its port, "
+                "give more time with --timeout-wait, or name an executable with --env, which is "
+                "started here"
+            )
         if missing and now >= next_line:
             text = "Still waiting for player %s; %.0f s are left."
             _log.info(text, _player_list(servers, missing), deadline - now)
@@ -161,15 +168,3 @@ def _callers(
 
 def _player_list(servers: Sequence[AnyServer], workers: set[int]) -> str:
     return ", ".join(f"{worker + 1} (port {servers[worker].port})" for worker in sorted(workers))
-
-
-def _too_late(
-    servers: Sequence[AnyServer], missing: set[int], timeout_s: float
-) -> UnityTimeOutException:
-    if len(servers) == 1:
-        return time_out(timeout_s)
-    return UnityTimeOutException(
-        f"{len(missing)} of {len(servers)} players did not connect within {timeout_s:g} s: "
-        f"{_player_list(servers, missing)}; start each with --mlagents-port and its port, give "
-        "more time with --timeout-wait, or name an executable with --env, which is started here"
-    )

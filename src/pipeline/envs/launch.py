@@ -47,8 +47,6 @@ _PR_SET_PDEATHSIG = 1
 # Largest number of lines, and of bytes, of the output that an error message quotes.
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
-# The file descriptor of this process's standard error.
-_STANDARD_ERROR = 2
 
 
 def find_executable(file_name: str | Path) -> Path:
@@ -142,7 +140,7 @@ class EnvironmentProcess:
         try:
             self._process = start(
                 command,
-                _STANDARD_ERROR if self._prints_to_stderr else self._output,
+                2 if self._prints_to_stderr else self._output,  # 2: this process's standard error
                 mark=peers.mark if peers is not None else "",
             )
         except OSError as error:

@@ -52,10 +52,9 @@ _log = logging.getLogger(__name__)
 CACHE = Path("build/cache")  # folder of the builds, relative to the current folder
 _INPUTS = "inputs.json"
 _PARAMS = "params.yaml"
+# Number of builds of a name that are kept, because a run restarts a failed environment from the
+# build with which the run began.
 _KEPT = 3
-"""Number of builds of a name that are kept, because a run restarts a failed environment from the
-build with which the run began.
-"""
 
 
 def environment_of(name: str) -> EnvironmentParams:

@@ -107,9 +107,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's signature
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin new episodes; return observations and infos by agent.
-
-        `seed` is described at the class.
+        """Begin new episodes; return observations and infos by agent; see the class for `seed`.
 
         Raises:
             UnityPettingZooException: No agent asks for a decision.
@@ -336,11 +334,9 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
 
 
 class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo is not typed
-    """`UnityParallelEnv` as an `AECEnv`: agents act in turns.
+    """`UnityParallelEnv`, with its arguments, as an `AECEnv`: agents act in turns.
 
     The environment steps when the last agent has acted.
-
-    The arguments are those of `UnityParallelEnv`.
     """
 
     def __init__(

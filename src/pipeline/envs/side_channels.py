@@ -26,10 +26,9 @@ from pipeline.wire.channels.state import StateMessageType
 
 _log = logging.getLogger(__name__)
 
+# Largest number of statistics, and of properties, that an environment may send: each name uses
+# memory until the end of the run.
 MAX_NAMES = 10_000
-"""Largest number of statistics, and of properties, that an environment may send; each name uses
-memory until the end of the run.
-"""
 # Largest number of unknown channels that are warned about. The environment chooses their ids, so
 # there may be any number of them.
 _MAX_WARNINGS = 10

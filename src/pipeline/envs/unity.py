@@ -41,14 +41,13 @@ _log = logging.getLogger(__name__)
 _CLOSE_S, _FAST_CLOSE_S = 1.0, 0.2
 # Number of messages between two calls of `trim`.
 _TRIM_EVERY = 256
+# Before such an error the environment has often printed the reason, so the environment's output is
+# added to the error.
 CONVERSATION_ERRORS = (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""Before such an error the environment has often printed the reason, so the environment's output is
-added to the error.
-"""
 _MAX_WARNINGS = 10
 
 

@@ -262,10 +262,9 @@ class TurnCopy(Copy):
             env.step(None)
 
 
+# Values of the option `groups`: no groups, one group of all agents of a copy, or one group for each
+# behavior. The agents of a group share a reward.
 GROUPS = ("none", "all", "behavior")
-"""Values of the option `groups`: no groups, one group of all agents of a copy, or one group for
-each behavior. The agents of a group share a reward.
-"""
 
 
 class PettingZooSimulator(Bridge):

@@ -25,7 +25,7 @@ START, GOAL = 2, 6  # columns of the block at the beginning and at the end of th
 MAX_STEP = 150  # number of decisions after which an episode is interrupted
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
-_NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
+_UP, _DOWN, _LEFT, _RIGHT = range(1, len(MOVES))
 PIT_COLUMNS = (4, 5)
 PIT_REWARD, PUSH_REWARD, GOAL_REWARD = -0.1, 0.25, 1.0
 SCALE = 4.0  # number of cells that a relative observation of 1 stands for

@@ -9,10 +9,9 @@ import numpy as np
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.core.specs import ActionTuple, ObservationSpec
 
+# Signed distance, in steps, that each action moves the agent forward: nothing, forward, back, turn
+# right, turn left.
 MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
-"""Signed distance, in steps, that each action moves the agent forward: nothing, forward, back, turn
-right, turn left.
-"""
 TURNS = np.array([0, 0, 0, 1, -1])  # clockwise turn of each action as a number of headings
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 # This number replaces 0 in directions, so that a division by it gives a large and finite distance.
