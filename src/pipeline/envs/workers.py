@@ -12,13 +12,7 @@ from typing import Any, Self
 
 from pipeline.core.specs import ActionTuple, BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps, no_agents
-from pipeline.envs.base import (
-    BaseEnv,
-    SilenceWatch,
-    StoredStepsEnv,
-    last_message,
-    worker_groups,
-)
+from pipeline.envs.base import BaseEnv, SilenceWatch, StoredStepsEnv, last_message, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
 from pipeline.envs.side_channels import SideChannel, Stats
 from pipeline.envs.unity import CONVERSATION_ERRORS, UnityEnvironment

@@ -134,10 +134,7 @@ def test_pettingzoo_wrapper_gives_each_agent_its_own_observation_mask_reward_and
     assert wrapped.agents == [two, three]
     obs, rewards, terminations, truncations, _ = wrapped.step({one: act[one], three: act[three]})
     assert env.actions[-1].discrete.ravel().tolist() == [act[three][1], 0], "1 has ended"
-    assert (terminations, truncations) == (
-        {two: False, three: True},
-        {two: False, three: False},
-    )
+    assert (terminations, truncations) == ({two: False, three: True}, {two: False, three: False})
     assert rewards == {two: 12.0, three: 7.0}
     assert wrapped.agents == [two]
 

@@ -18,9 +18,7 @@ from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import RestartBudget, WorkerSet, launch_workers
-from pipeline.errors import (
-    Interrupted,
-)
+from pipeline.errors import Interrupted
 from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.wire.channels import state as codec
 from pipeline.wire.channels.side_channels import IncomingMessage
@@ -188,9 +186,7 @@ def test_worker_killed_right_after_a_resume_continues_exactly_by_replay_of_its_m
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_recorded_messages_above_the_size_limit_are_dropped_until_the_next_state(
-    monkeypatch,
-):
+def test_recorded_messages_above_the_size_limit_are_dropped_until_the_next_state(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
     channel = StateChannel()
     channel.refusal = None  # as after the environment's first answer

@@ -15,11 +15,7 @@ from pipeline.envs.gym_wrapper import (
     action_space_of,
 )
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.pettingzoo_wrapper import (
-    UnityAECEnv,
-    UnityParallelEnv,
-    UnityPettingZooException,
-)
+from pipeline.envs.pettingzoo_wrapper import UnityAECEnv, UnityParallelEnv, UnityPettingZooException
 from pipeline.errors import UnityEnvironmentException
 
 

@@ -263,10 +263,7 @@ def test_episodes_and_copies_of_a_pettingzoo_environment_do_not_affect_each_othe
     choose(simulator, simulator.reset(), 0)  # rewards of 3 are pending for both birds
     simulator._envs[1].n_episodes = 3
     steps = simulator.reset()
-    assert asking(steps) == [
-        *(("bug?team=0", k) for k in (1, 3, 4)),
-        ("bird?team=0", 5),
-    ]
+    assert asking(steps) == [*(("bug?team=0", k) for k in (1, 3, 4)), ("bird?team=0", 5)]
     steps = choose(simulator, steps, 0)  # bug_0 is not part of the first copy's episode
     assert asking(steps) == [("bug?team=0", k) for k in (1, 3, 4)]
     masks = [mask.tolist() for mask in steps["bug?team=0"][0].action_mask]
