@@ -41,15 +41,10 @@ _REMEDY = (
 
 
 class SilenceWatch:
-    """Warns of a silence: no agent of an environment asks for a decision for a long time.
+    """Warns of a silence: no agent of the environment `name` asks for a decision for a long time.
 
-    Args:
-        name: name of the environment in the warning.
-        last_sent: returns a description of the environment's last message for the warning.
-        clock: returns the time in seconds.
-
-    Attributes:
-        is_on: whether a silence is being measured; False while agents ask for decisions.
+    `last_sent` returns a description of the environment's last message, `clock` the time in
+    seconds. `is_on` tells whether a silence is being measured.
     """
 
     def __init__(

@@ -33,13 +33,9 @@ def executable_in(
     """Return the executable of a build: the only one in the topmost folder with executables.
 
     Executables have a suffix of the platform (`.x86_64`, `.x86`, `.app`, `.exe`). If no file has
-    such a suffix, the only file with permission to be executed is returned.
-
-    Args:
-        folder: folder of the build.
-        label: name of the build in errors.
-        platform: system that the build is for; None for this system.
-        wanted: path of the executable in `folder`, for a build with several executables.
+    such a suffix, the only file with permission to be executed is returned. `label` names the build
+    in errors; `platform` is the system that it is for (None: this system); `wanted` is the path in
+    `folder` of the executable of a build with several.
 
     Raises:
         FetchError: There is no executable, or there are several, or they are for another platform.

@@ -232,9 +232,7 @@ def _rotation(quaternion: AnyArray) -> AnyArray:
 def _observation(platform: AnyArray, state: AnyArray) -> FloatArray:
     """Return float32 [N, 8]: platform rotation z and x, ball position and velocity.
 
-    Args:
-        platform: [N, 4] quaternion, w first.
-        state: [N, 14] MuJoCo's time, position and velocity.
+    `platform` [N, 4] is a quaternion, w first; `state` [N, 14] MuJoCo's time, position, velocity.
     """
     obs = np.empty((len(platform), 8), dtype=np.float32)
     obs[:, 0] = platform[:, 3]

@@ -104,9 +104,7 @@ def forbidden(agent: AnyArray) -> BoolArray:
 def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
     """Return float32 [N, 3, 20, 20] images of grids, row 0 at the top.
 
-    Args:
-        agent: [N, 2] row and column.
-        goals: [N, 2, 2] row and column of the plus and of the ex.
+    `agent` [N, 2], and `goals` [N, 2, 2] of the plus and of the ex, are rows and columns.
     """
     n = len(agent)
     image = np.zeros((n, 3, SIZE, CELL, SIZE, CELL), dtype=np.float32)

@@ -149,12 +149,9 @@ class Pyramids(SoloAreas):
 
 
 def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
-    """Return [N] coordinates after moves by `change`, which end at walls but not at doors.
+    """Return coordinates `along` [N] after moves by `change` [N], in [-1, 1], within the walls.
 
-    Args:
-        along: [N] coordinate that changes.
-        across: [N] the other coordinate.
-        change: [N] change in [-1, 1].
+    `across` [N] is the other coordinate, which tells whether an agent is at a door.
     """
     aside = np.abs(across - _MIDDLE)
     # The door is a little wider here, because rounding must not stop an agent that touches the

@@ -41,13 +41,10 @@ def directions(degrees: AnyArray) -> FloatArray:
 def to_walls(
     origin: FloatArray, direction: FloatArray, low: AnyArray | float, high: AnyArray | float
 ) -> FloatArray:
-    """Return [N, R, 1] distances to the walls of the rectangle that contains the origin.
+    """Return [N, R, 1] distances from `origin` [N, 2] to the walls of the rectangle around it.
 
-    Args:
-        origin: [N, 2] origin of the rays.
-        direction: [N, R, 2] unit vectors without zeros.
-        low: smallest x and z of the rectangle; must broadcast to [N, R, 2].
-        high: largest x and z, with the same broadcasting.
+    `direction` [N, R, 2] are unit vectors without zeros. `low` and `high`, which must broadcast to
+    [N, R, 2], are the smallest and the largest x and z of the rectangle.
     """
     # A ray in a rectangle hits the nearer one of the two walls that it points to.
     bound = np.where(direction > 0, high, low)
@@ -58,13 +55,10 @@ def to_walls(
 def to_circles(
     origin: FloatArray, direction: FloatArray, centre: FloatArray, radius: AnyArray
 ) -> FloatArray:
-    """Return [N, R, K] distances to circles, infinite if missed or if the origin is inside.
+    """Return [N, R, K] distances from `origin` [N, 2] to circles with `centre` [N, K, 2].
 
-    Args:
-        origin: [N, 2] origin of the rays.
-        direction: [N, R, 2] unit vectors.
-        centre: [N, K, 2] centres of the circles.
-        radius: [K] radii of the circles.
+    A distance is infinite if a ray misses the circle or begins inside of it. `direction` [N, R, 2]
+    are unit vectors, `radius` is [K].
     """
     offset = centre - origin[:, None]
     off_x, off_z = offset[:, None, :, 0], offset[:, None, :, 1]
@@ -81,11 +75,8 @@ def to_circles(
 def encode(things: list[FloatArray], tag: AnyArray, n_tags: int, length: float) -> FloatArray:
     """Return [N, R * (n_tags + 2)]; per ray: one-hot tag, 1 if nothing is hit, distance / length.
 
-    Args:
-        things: list of [N, R, ...] distances to M things in all, infinite if missed.
-        tag: [M] tag of each thing.
-        n_tags: number of tags.
-        length: length of the rays; beyond it nothing is hit, and the last number is 1.
+    `things` are [N, R, ...] distances to M things in all, infinite if missed, and `tag` [M] their
+    tags. Beyond `length`, the rays' length, nothing is hit, and the last number is 1.
     """
     distance = np.concatenate(things, axis=2)
     hit = distance.min(axis=2)
