@@ -273,8 +273,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
     """Return a function that starts an environment with a seed; None for a running environment.
 
-    `source` is the path of an executable, a function that starts an environment with a seed, or an
-    environment. `args` are arguments for an executable; Unity's players ignore unknown arguments.
+    `source` is the path of an executable, which gets `args`, such a function, or an environment.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(

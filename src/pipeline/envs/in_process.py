@@ -133,10 +133,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state that the last `request_state` stored; None at a second call.
-
-        Also return None if the simulator cannot give its state, or has not been reset.
-        """
+        """Return the state that the last `request_state` stored; None if there is none."""
         requested, self._requested = self._requested, None
         return requested
 
@@ -193,12 +190,7 @@ def refuse_other_object(env: object) -> None:
 
 
 def our_spec(name: str, spec: Any) -> BehaviorSpec:
-    """Return this package's `BehaviorSpec` for any object with the fields of ML-Agents' class.
-
-    Raises:
-        UnityObservationException: The specification cannot be read.
-        UnitySpecificationException: A size is impossible, or too large.
-    """
+    """Return this package's `BehaviorSpec` for any object with the fields of ML-Agents' class."""
     if isinstance(spec, BehaviorSpec):
         return spec
     try:
@@ -227,13 +219,11 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
 
 
 def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
-    """Return this package's steps for any objects with the fields of ML-Agents' classes.
-
-    The fields may be lists.
+    """Return this package's steps for any objects with ML-Agents' fields, which may be lists.
 
     Raises:
-        UnityObservationException: A field does not fit the specification.
-        NonFiniteError: A converted reward or observation is NaN or infinite.
+        UnityObservationException: A field does not fit the specification, or a converted reward or
+            observation is NaN or infinite.
     """
     decision, terminal = steps
     if _is_ours(decision, DecisionSteps) and _is_ours(terminal, TerminalSteps):

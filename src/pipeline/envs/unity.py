@@ -276,19 +276,12 @@ class UnityEnvironment(StoredStepsEnv):
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
-        """Request the present state; to be called between two steps.
-
-        The environment sends the state with the next step or reset; `state_dict` returns it.
-        """
+        """Request the present state, as described at `BaseEnv`; to be called between two steps."""
         if self._state is not None:
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the environment's state at the time of the last `request_state`.
-
-        The state arrives with the step or reset after that request. Return None before the
-        state arrives, at a second call, or if `state_refusal` gives a reason.
-        """
+        """Return the state that `request_state` asked for; None before it arrives, and later."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,10 +312,7 @@ class UnityEnvironment(StoredStepsEnv):
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
-        """Bring this environment to the state of `failed`, by a replay of the messages to `failed`.
-
-        The replay begins at the failed environment's last state, or at its start.
-        """
+        """Bring this environment to the state of `failed`, by a replay of its messages."""
         channel = failed._state
         if channel is None or not (channel.state or channel.has_first):
             raise ValueError("the failed environment's last state is not known")

@@ -298,11 +298,7 @@ class WorkerSet:
                 env.request_state()
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return the workers' states at the time of the last `request_states`.
-
-        Return None at a second call, or if a worker's state is missing. The state of a worker in
-        another process arrives with the step or reset after the request.
-        """
+        """Return the workers' states at the last `request_states`; None if a state is missing."""
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]
         return available if len(available) == len(states) else None
@@ -360,11 +356,8 @@ class WorkerSet:
     def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
         """Return the last decision and terminal steps of a behavior, one pair for each worker.
 
-        If `group` is given, the pairs of all other workers have no agents.
-
-        Raises:
-            UnityActionException: No worker has the behavior.
-            UnityObservationException: A field does not fit the specification.
+        If `group` is given, the pairs of all other workers have no agents. Raise
+        UnityActionException if no worker has the behavior.
         """
         spec = self._spec(behavior_name)
         if group is None or len(group) == len(self.envs):
@@ -381,10 +374,8 @@ class WorkerSet:
     ) -> None:
         """Set the actions of all agents that asked for a decision, one ActionTuple per worker.
 
-        If `group` is given, actions of all other workers are ignored.
-
-        Raises:
-            UnityActionException: No worker has the behavior, or an array has a wrong shape.
+        If `group` is given, actions of all other workers are ignored. Raise UnityActionException
+        if no worker has the behavior, or an array has a wrong shape.
         """
         self._spec(behavior_name)
         for worker, (env, action) in enumerate(zip(self.envs, actions, strict=True)):

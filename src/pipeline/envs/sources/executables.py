@@ -105,10 +105,9 @@ def executable_of(build: Path) -> Path:
 
 
 def runs_headless(executable: Path) -> bool:
-    """Return whether an executable has to run without a display; log a line if so.
+    """Return whether an executable has to run without a display, and log a line if so.
 
-    The result is True for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is
-    set. It is False for scripts, such as packed simulators.
+    Binaries on Linux without a display have to, unless `PIPELINE_GRAPHICS=1` is set.
     """
     variables = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
     if sys.platform != "linux" or any(os.environ.get(name) for name in variables):
