@@ -20,8 +20,8 @@ from pipeline.errors import UnityException
 
 _log = logging.getLogger(__name__)
 
+# Number of consecutive messages without agents after which the wrapper raises an error.
 MAX_EMPTY_STEPS = 10_000
-"""Number of consecutive messages without agents after which the wrapper raises an error."""
 
 
 class UnityGymException(UnityException):

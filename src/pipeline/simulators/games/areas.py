@@ -58,7 +58,6 @@ class Areas:
         self._specs = specs
         self.n_copies = self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
-        # Each area has its own random stream, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
         self._state_arrays: dict[str, AnyArray] = {}
 
@@ -90,7 +89,6 @@ class Areas:
         # Older checkpoints have the arrays at the top level.
         arrays = state.get("arrays", state)
         for name, values in self._state_arrays.items():
-            # The values are written in place, because subclasses have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -180,7 +178,6 @@ class SoloAreas(Areas, ABC):
         """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # The rows are drawn one by one, because each area has its own random stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 
