@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_agent_composition import Pair, connected
 from toys import Chase
 
 from pipeline.core.specs import ActionTuple
 from pipeline.core.steps import steps_to_mapping
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import RestartBudget, WorkerSet, launch_workers
@@ -228,31 +228,25 @@ class Waits(InProcessEnvironment):
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
 def test_closing_workers_raises_the_original_error_and_does_not_wait_after_an_error(
-    packed, tmp_path, monkeypatch, error, passed, wait_s
+    monkeypatch, error, passed, wait_s
 ):
-    def raised():
-        return contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    seconds_waited, shut_down = [], UnityEnvironment._shut_down
 
-    envs = [Waits(), Waits()]
-    with raised() as seen, WorkerSet(envs):
+    def noted(env, seconds):
+        seconds_waited.append(seconds)
+        shut_down(env, 0.0)
+
+    monkeypatch.setattr(UnityEnvironment, "_shut_down", noted)
+    envs = [Waits(), Waits(), connected(Pair(), timeout_wait=7.0)]
+    raised = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with raised as seen, WorkerSet(envs):
         if error is not None:
             raise error
-    assert [env.left_with for env in envs] == [[passed], [passed]]
+    assert [env.left_with for env in envs[:2]] == [[passed], [passed]]
+    assert seconds_waited == [wait_s]
     if error is not None:
         assert seen.value is error
         assert seen.value.__context__ is None
-    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=1)
-    seconds_waited, close = [], EnvironmentProcess.close
-
-    def closed(process, seconds):
-        seconds_waited.append(seconds)
-        close(process, 20.0)
-
-    monkeypatch.setattr(EnvironmentProcess, "close", closed)
-    with raised(), launch_workers(build, 2, seed=1, timeout_wait=7):
-        if error is not None:
-            raise error
-    assert seconds_waited == [wait_s, wait_s]
 
 
 def test_returned_state_has_the_values_that_were_given_with_the_latest_request(monkeypatch):
