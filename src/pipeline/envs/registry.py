@@ -229,7 +229,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Return the lock file of the manifest at `url`; of entries without manifest if it is empty."""
+    """Return the lock file of the manifest at `url`; if empty, of entries without a manifest."""
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 

@@ -260,7 +260,7 @@ class StatsSideChannel(SideChannel):
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store one value of the statistic `key`; `number` is that of the aggregation method.
+        """Store one value of the statistic `key` with the aggregation method of this number.
 
         Raises:
             UnitySideChannelException: The method is unknown, or there are too many statistics.

@@ -281,7 +281,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state that `request_state` asked for; None before it arrives, and later."""
+        """Return the state that `request_state` asked for, once; None before it arrives."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

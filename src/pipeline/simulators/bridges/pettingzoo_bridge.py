@@ -277,7 +277,8 @@ class PettingZooSimulator(Bridge):
     Args:
         id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or a list of
             environments, one for each copy.
-        kwargs, visual, action_scale, render_mode: as in `GymnasiumSimulator`.
+        kwargs: keywords for the environment.
+        visual, action_scale, render_mode: as in `GymnasiumSimulator`.
         seed: copy k draws the seeds of its episodes from this seed and k.
         n_agents: number of copies, each with all its agents.
         api: one of `naming.APIS`.
