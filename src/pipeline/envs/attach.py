@@ -1,7 +1,5 @@
 """Workers that a person starts: Unity Editors and Unity's players, which connect to the trainer."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +66,10 @@ def attach_workers(
         servers: list[AnyServer] = []
         # All ports are opened first, so that a taken port is noticed before players are started.
         for player in range(n_players):
-            servers.append(_listening(player, base_port))
+            # The Editor always calls on the same port, so one Editor needs no `base_port`.
+            first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
+            remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
+            servers.append(listen_for(player, first + player, remedy))
             # Each server is pushed on the stack at once, so that it is closed if a later port is
             # taken.
             stack.push(servers[-1])
@@ -130,13 +131,6 @@ def attach_workers(
     return workers
 
 
-def _listening(player: int, base_port: int | None) -> AnyServer:
-    # The Editor always calls on the same port, so one Editor needs no `base_port`.
-    first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
-    remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
-    return listen_for(player, first + player, remedy)
-
-
 def _callers(
     servers: Sequence[AnyServer],
     missing: set[int],
@@ -146,9 +140,6 @@ def _callers(
     """Yield the number of each worker to which a player connects, until no worker is `missing`.
 
     The code that iterates has to remove a worker from `missing` after its player's handshake.
-
-    Raises:
-        UnityException: `timeout_s` seconds are over, or the run was told to stop.
     """
     deadline = time.monotonic() + timeout_s
     next_line = time.monotonic() + _LOG_INTERVAL_S
@@ -161,7 +152,14 @@ def _callers(
             raise UnityException("the run was told to stop while it waited for a player")
         now = time.monotonic()
         if missing and now >= deadline:
-            raise _too_late(servers, missing, timeout_s)
+            if len(servers) == 1:
+                raise time_out(timeout_s)
+            raise UnityTimeOutException(
+                f"{len(missing)} of {len(servers)} players did not connect within {timeout_s:g} s: "
+                f"{_player_list(servers, missing)}; start each with --mlagents-port and its port, "
+                "give more time with --timeout-wait, or name an executable with --env, which is "
+                "started here"
+            )
         if missing and now >= next_line:
             text = "Still waiting for player %s; %.0f s are left."
             _log.info(text, _player_list(servers, missing), deadline - now)
@@ -170,15 +168,3 @@ def _callers(
 
 def _player_list(servers: Sequence[AnyServer], workers: set[int]) -> str:
     return ", ".join(f"{worker + 1} (port {servers[worker].port})" for worker in sorted(workers))
-
-
-def _too_late(
-    servers: Sequence[AnyServer], missing: set[int], timeout_s: float
-) -> UnityTimeOutException:
-    if len(servers) == 1:
-        return time_out(timeout_s)
-    return UnityTimeOutException(
-        f"{len(missing)} of {len(servers)} players did not connect within {timeout_s:g} s: "
-        f"{_player_list(servers, missing)}; start each with --mlagents-port and its port, give "
-        "more time with --timeout-wait, or name an executable with --env, which is started here"
-    )

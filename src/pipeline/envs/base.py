@@ -1,7 +1,5 @@
 """The low-level API of an environment, ML-Agents' `BaseEnv`, and base classes of environments."""
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +24,7 @@ from pipeline.core.steps import (
     steps_from_mapping,
     steps_to_mapping,
 )
-from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
+from pipeline.envs.side_channels import Stats, aggregation_of
 from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
 
 _log = logging.getLogger(__name__)
@@ -43,27 +41,16 @@ _REMEDY = (
 
 
 class SilenceWatch:
-    """Warns of a silence: no agent of an environment asks for a decision for a long time.
+    """Warns of a silence: no agent of the environment `name` asks for a decision for a long time.
 
-    Args:
-        name: name of the environment in the warning.
-        last_sent: returns a description of the environment's last message for the warning.
-        clock: returns the time in seconds.
-
-    Attributes:
-        is_on: whether a silence is being measured; False while agents ask for decisions.
+    `last_sent` returns a description of the environment's last message, `clock` the time in
+    seconds. `is_on` tells whether a silence is being measured.
     """
 
     def __init__(
-        self,
-        name: str,
-        last_sent: Callable[[], str],
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, name: str, last_sent: Callable[[], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.name = name
-        self._last_sent = last_sent
-        self._clock = clock
+        self.name, self._last_sent, self._clock = name, last_sent, clock
         self.end()
 
     def end(self) -> None:
@@ -127,8 +114,6 @@ def _counts(agents: Mapping[str, int]) -> str:
     return brief(", ".join(f"{number} of {name}" for name, number in agents.items()))
 
 
-Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-"""Values of each statistic, by the statistic's name, each with its method of aggregation."""
 MOST_GROUPS = 2
 """Largest number of groups of workers that step in turn. More groups would hide more latency of the
 environments, but each group needs its own inference."""
@@ -136,9 +121,6 @@ environments, but each group needs its own inference."""
 
 class BehaviorMapping(UserDict[str, BehaviorSpec]):
     """A mapping from behavior names to specifications, with the name of ML-Agents' class."""
-
-    def __init__(self, specs: Mapping[str, BehaviorSpec] | None = None) -> None:
-        super().__init__(specs)
 
 
 class BaseEnv(ABC):

@@ -1,7 +1,5 @@
 """Builds of environments: the folders that the stage `env` makes for the other stages."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -67,17 +65,13 @@ def load(folder: Path) -> Build:
 
 
 def _local_copy(folder: Path) -> Path:
-    """Return a build's copy below PIPELINE_SCRATCH, or `folder` if this variable is not set.
-
-    A build is copied again only if its content has changed. Without the copy, each process
-    of the environment would read gigabytes over the network.
-    """
+    """Return a build's copy below PIPELINE_SCRATCH, or `folder` if this variable is not set."""
     scratch = os.path.expandvars(os.environ.get(SCRATCH, ""))
     if not scratch:
         return folder
     from filelock import FileLock
 
-    # The description contains the build's digest.
+    # The description contains the build's digest, so a changed build is copied again.
     digest = files.sha256_of(folder / DESCRIPTION)[:16]
     copy = Path(scratch).expanduser().resolve() / "rl-pipeline" / f"{folder.name}-{digest}"
     copy.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """Wrappers that make an environment with one agent a Gymnasium environment for users' code."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys
@@ -22,8 +20,8 @@ from pipeline.errors import UnityException
 
 _log = logging.getLogger(__name__)
 
+# Number of consecutive messages without agents after which the wrapper raises an error.
 MAX_EMPTY_STEPS = 10_000
-"""Number of consecutive messages without agents after which the wrapper raises an error."""
 
 
 class UnityGymException(UnityException):
@@ -80,7 +78,6 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             # second time.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
-            self._layout()
             self.observation_space = self._observation_space()
             actions = self.spec_of_behavior.action_spec
             self._flat: AnyArray | None = None
@@ -192,7 +189,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             "give the agent a Decision Requester."
         )
 
-    def _layout(self) -> None:
+    def _observation_space(self) -> spaces.Space[Any]:
         specs = self.spec_of_behavior.observation_specs
         self._images = [i for i, spec in enumerate(specs) if len(spec.shape) == 3]
         self._vectors = [i for i, spec in enumerate(specs) if len(spec.shape) == 1]
@@ -204,28 +201,21 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
                 "allow_multiple_obs=True for all observations.",
                 "the first image" if self._images else "the vector of all numbers",
             )
-
-    def _observation_space(self) -> spaces.Space[Any]:
-        specs = self.spec_of_behavior.observation_specs
         size = sum(specs[i].shape[0] for i in self._vectors)
         vector = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         top, dtype = (255, np.uint8) if self._uint8 else (1.0, np.float32)
         images = [spaces.Box(0, top, specs[i].shape, dtype) for i in self._images]
-        if self._multiple:
-            return spaces.Tuple([*images, *([vector] if self._vectors else [])])
-        return images[0] if images else vector
+        parts = [*images, vector] if self._vectors else images
+        return spaces.Tuple(parts) if self._multiple else parts[0]
 
     def _observation(self, steps: DecisionSteps | TerminalSteps) -> Any:
         images = [steps.obs[i][0] for i in self._images]
         if images:
             self._image = images[0]
-        if self._uint8:
-            images = [_bytes_of(image) for image in images]
-        vectors = [steps.obs[i][0] for i in self._vectors]
-        vector = [np.concatenate(vectors)] if vectors else []
-        if self._multiple:
-            return (*images, *vector)
-        return images[0] if images else vector[0]
+        parts = [_bytes_of(image) for image in images] if self._uint8 else images
+        if vectors := [steps.obs[i][0] for i in self._vectors]:
+            parts.append(np.concatenate(vectors))
+        return tuple(parts) if self._multiple else parts[0]
 
     def _info(self, decision: DecisionSteps) -> dict[str, Any]:
         self.last_step = decision
@@ -237,7 +227,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
                 pairs = zip(allowed, self._flat.T, strict=True)
                 # A combination is allowed if each of its choices is allowed.
                 allowed = [np.min([mask[column] for mask, column in pairs], axis=0)]
-            info["action_mask"] = allowed[0] if len(allowed) == 1 else tuple(allowed)
+            info["action_mask"] = one_or_all(allowed)
         return info
 
     def _action(self, action: Any) -> ActionTuple:
@@ -283,14 +273,18 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
     """Return a function that starts an environment with a seed; None for a running environment.
 
-    `source` is the path of an executable, a function that starts an environment with a seed, or an
-    environment. `args` are arguments for an executable; Unity's players ignore unknown arguments.
+    `source` is the path of an executable, which gets `args`, such a function, or an environment.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(
             source, seed=seed, no_graphics=True, additional_args=list(args)
         )
     return None if hasattr(source, "behavior_specs") else source
+
+
+def one_or_all(parts: list[Any]) -> Any:
+    """Return the only part, or a tuple of several."""
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:

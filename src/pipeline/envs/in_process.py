@@ -1,7 +1,5 @@
 """Environments in the trainer's process: simulators, and objects with ML-Agents' low-level API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +17,8 @@ from pipeline.core.specs import (
     check_spec,
 )
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
-from pipeline.envs.base import Stats, StoredStepsEnv
-from pipeline.envs.side_channels import StatsSideChannel
+from pipeline.envs.base import StoredStepsEnv
+from pipeline.envs.side_channels import Stats, StatsSideChannel
 from pipeline.errors import (
     PipelineError,
     SettingsError,
@@ -44,7 +42,7 @@ class SimulatorSource:
     name: str
     options: Mapping[str, Any]
 
-    def start(self, seed: int) -> InProcessEnvironment:
+    def start(self, seed: int) -> "InProcessEnvironment":
         """Return a new environment; each error of its simulator is a UnityEnvironmentException."""
         simulator = registry.make(self.name, seed=seed, **self.options)
         return InProcessEnvironment(simulator, is_restartable=True)
@@ -121,9 +119,9 @@ class InProcessEnvironment(StoredStepsEnv):
 
     def request_state(self) -> None:
         """Store the present state, which `state_dict` returns; to be called between two steps."""
+        self._requested = None
         simulator = state_of(self._simulator) if self._is_reset else None
         if simulator is None:
-            self._requested = None
             return
         # The statistics are taken now, because the controls do not save them.
         self._stats.stats = self.take_stats()
@@ -135,10 +133,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state that the last `request_state` stored; None at a second call.
-
-        Also return None if the simulator cannot give its state, or has not been reset.
-        """
+        """Return the state that the last `request_state` stored; None if there is none."""
         requested, self._requested = self._requested, None
         return requested
 
@@ -195,18 +190,13 @@ def refuse_other_object(env: object) -> None:
 
 
 def our_spec(name: str, spec: Any) -> BehaviorSpec:
-    """Return this package's `BehaviorSpec` for any object with the fields of ML-Agents' class.
-
-    Raises:
-        UnityObservationException: The specification cannot be read.
-        UnitySpecificationException: A size is impossible, or too large.
-    """
+    """Return this package's `BehaviorSpec` for any object with the fields of ML-Agents' class."""
     if isinstance(spec, BehaviorSpec):
         return spec
     try:
         observations = [
             ObservationSpec(
-                shape=tuple(int(size) for size in obs.shape),
+                shape=tuple(map(int, obs.shape)),
                 dimension_property=tuple(DimensionProperty(p) for p in obs.dimension_property),
                 # ML-Agents' enum is another class, so its value is taken.
                 observation_type=ObservationType(
@@ -216,7 +206,7 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
             )
             for obs in spec.observation_specs
         ]
-        branches = tuple(int(size) for size in spec.action_spec.discrete_branches)
+        branches = tuple(map(int, spec.action_spec.discrete_branches))
         actions = ActionSpec(int(spec.action_spec.continuous_size), branches)
     except (AttributeError, TypeError, ValueError) as error:
         raise UnityObservationException(
@@ -229,13 +219,11 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
 
 
 def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
-    """Return this package's steps for any objects with the fields of ML-Agents' classes.
-
-    The fields may be lists.
+    """Return this package's steps for any objects with ML-Agents' fields, which may be lists.
 
     Raises:
-        UnityObservationException: A field does not fit the specification.
-        NonFiniteError: A converted reward or observation is NaN or infinite.
+        UnityObservationException: A field does not fit the specification, or a converted reward or
+            observation is NaN or infinite.
     """
     decision, terminal = steps
     if _is_ours(decision, DecisionSteps) and _is_ours(terminal, TerminalSteps):
@@ -249,9 +237,8 @@ def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
             _array(name, f"action mask {branch}", mask, np.bool_, (n, size))
             for branch, (mask, size) in enumerate(zip(masks, branches, strict=True))
         ]
-    interrupted = _array(
-        name, "interrupted", terminal.interrupted, np.bool_, (len(terminal.agent_id),)
-    )
+    ended = (len(terminal.agent_id),)
+    interrupted = _array(name, "interrupted", terminal.interrupted, np.bool_, ended)
     return (
         DecisionSteps(**_fields(name, spec, decision), action_mask=masks),
         TerminalSteps(**_fields(name, spec, terminal), interrupted=interrupted),
@@ -271,21 +258,14 @@ def _is_ours(steps: Any, kind: type[Any]) -> bool:
 def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
     n = len(steps.agent_id)
     _check_number(name, "observations", steps.obs, spec.observation_specs)
-    obs = [
-        _array(
-            name, f"observation {index} {obs_spec.name!r}", values, np.float32, (n, *obs_spec.shape)
-        )
-        for index, (values, obs_spec) in enumerate(
-            zip(steps.obs, spec.observation_specs, strict=True)
-        )
-    ]
-    return {
-        "obs": obs,
-        "reward": _array(name, "reward", steps.reward, np.float32, (n,)),
-        "agent_id": _array(name, "agent_id", steps.agent_id, np.int32, (n,)),
-        "group_id": _array(name, "group_id", steps.group_id, np.int32, (n,)),
-        "group_reward": _array(name, "group_reward", steps.group_reward, np.float32, (n,)),
-    }
+    fields: dict[str, Any] = {"obs": []}
+    for index, (values, obs) in enumerate(zip(steps.obs, spec.observation_specs, strict=True)):
+        label = f"observation {index} {obs.name!r}"
+        fields["obs"].append(_array(name, label, values, np.float32, (n, *obs.shape)))
+    for field in ("reward", "agent_id", "group_id", "group_reward"):
+        dtype = np.int32 if field.endswith("_id") else np.float32
+        fields[field] = _array(name, field, getattr(steps, field), dtype, (n,))
+    return fields
 
 
 def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
@@ -308,16 +288,12 @@ def _array(
         raise UnityObservationException(
             f"behavior {name}: {label} cannot be read as {dtype.__name__} ({error})"
         ) from error
-    if not fits:
-        raise UnityObservationException(
-            f"behavior {name}: {label} has values that are not int32; send int32"
-        )
+    mistake = "" if fits else "has values that are not int32; send int32"
     # Without agents, an empty list becomes an empty array of another shape, which is allowed.
-    if array.shape != shape and (array.size or shape[0]):
-        raise UnityObservationException(
-            f"behavior {name}: {label} has shape {array.shape}, not {shape}; send the shape of "
-            "the specification"
-        )
+    if fits and array.shape != shape and (array.size or shape[0]):
+        mistake = f"has shape {array.shape}, not {shape}; send the shape of the specification"
+    if mistake:
+        raise UnityObservationException(f"behavior {name}: {label} {mistake}")
     if dtype is np.float32:
         check_finite(array, label, name)
     return array.reshape(shape)

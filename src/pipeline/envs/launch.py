@@ -1,7 +1,5 @@
 """Processes of environments: finds an executable, and starts, watches and ends its process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -49,16 +47,10 @@ _PR_SET_PDEATHSIG = 1
 # Largest number of lines, and of bytes, of the output that an error message quotes.
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
-# The file descriptor of this process's standard error.
-_STANDARD_ERROR = 2
 
 
 def find_executable(file_name: str | Path) -> Path:
-    """Return the executable `file_name`, which may be given with or without its extension.
-
-    Raises:
-        UnityEnvironmentException: There is no such executable.
-    """
+    """Return the executable `file_name`, which may be given with or without its extension."""
     name = str(file_name).strip()
     bare = name
     for extension in _EXTENSIONS:
@@ -110,12 +102,7 @@ def command_line(
 
 
 def words_of(arguments: Sequence[Any]) -> list[str]:
-    """Return command-line arguments as a list of texts.
-
-    Raises:
-        UnityEnvironmentException: The arguments are one text, or an argument is neither text,
-            number nor path.
-    """
+    """Return command-line arguments, which may be texts, numbers and paths, as a list of texts."""
     if isinstance(arguments, str | bytes):
         text = arguments if isinstance(arguments, str) else arguments.decode(errors="replace")
         raise UnityEnvironmentException(
@@ -136,22 +123,16 @@ class EnvironmentProcess:
 
     The environment's output goes to an unnamed temporary file, for error messages; `trim` keeps the
     file small. If this module logs at DEBUG level, the output goes to this process's standard error
-    instead.
+    instead. Error messages quote the file `log` of the environment before its output. `peers`
+    checks that clients belong to the environment, and gets the id of the process.
+
+    Raises:
+        UnityEnvironmentException: The system cannot run the executable.
     """
 
     def __init__(
         self, command: Sequence[str], *, log: Path | None = None, peers: PeerCheck | None = None
     ) -> None:
-        """Start the process.
-
-        Args:
-            command: executable and arguments.
-            log: log file of the environment; error messages quote it before the output.
-            peers: checks that clients belong to the environment; gets the id of the new process.
-
-        Raises:
-            UnityEnvironmentException: The system cannot run the executable.
-        """
         self._log = log
         self._output = _appended_file()
         self._prints_to_stderr = _log.isEnabledFor(logging.DEBUG)
@@ -159,7 +140,7 @@ class EnvironmentProcess:
         try:
             self._process = start(
                 command,
-                _STANDARD_ERROR if self._prints_to_stderr else self._output,
+                2 if self._prints_to_stderr else self._output,  # 2: this process's standard error
                 mark=peers.mark if peers is not None else "",
             )
         except OSError as error:
@@ -203,13 +184,8 @@ class EnvironmentProcess:
         quotes = [
             f"The last lines of the environment's {x}:\n{text}" for x, text in texts.items() if text
         ]
-        if not quotes:
-            quotes = [
-                "The environment's output is above."
-                if self._prints_to_stderr
-                else "The environment printed nothing."
-            ]
-        return " " + "\n".join(quotes)
+        said = "'s output is above." if self._prints_to_stderr else " printed nothing."
+        return " " + ("\n".join(quotes) or f"The environment{said}")
 
     def wait(self, wait_s: float) -> bool:
         """Wait up to `wait_s` until the process ends by itself, and return whether it has."""
@@ -339,9 +315,7 @@ def _appended_file() -> BinaryIO:
 def _last_lines(file: BinaryIO) -> str:
     lines = _last_bytes(file).decode("utf-8", errors="replace").rstrip().splitlines()
     # Environments of this project log the cause of their end last, below a traceback.
-    return "\n".join(
-        lines[-1:] if lines[-1:] and lines[-1].startswith("ERROR ") else lines[-_TAIL_LINES:]
-    )
+    return "\n".join(lines[-1 if lines and lines[-1].startswith("ERROR ") else -_TAIL_LINES :])
 
 
 def _last_bytes(file: BinaryIO) -> bytes:

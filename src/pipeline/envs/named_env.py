@@ -8,8 +8,6 @@ An environment is built again when its inputs have changed: versions of installe
 this package, and the user's files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -51,14 +49,12 @@ from pipeline.simulators.executable import ExecutableArguments, parse
 
 _log = logging.getLogger(__name__)
 
-CACHE = Path("build/cache")
-"""Folder of the builds, relative to the current folder."""
+CACHE = Path("build/cache")  # folder of the builds, relative to the current folder
 _INPUTS = "inputs.json"
 _PARAMS = "params.yaml"
+# Number of builds of a name that are kept, because a run restarts a failed environment from the
+# build with which the run began.
 _KEPT = 3
-"""Number of builds of a name that are kept, because a run restarts a failed environment from the
-build with which the run began.
-"""
 
 
 def environment_of(name: str) -> EnvironmentParams:
@@ -93,12 +89,9 @@ def _of_params(name: str) -> EnvironmentParams | None:
             return None
         node = node.value[key]
     environment = EnvironmentParams.from_node(node, f"environments.{name}")
-    args = " ".join(environment.args)
-    hint = (
-        f" Only stages use the args of params.yaml; here give them: --env-args {args}"
-        if args
-        else ""
-    )
+    hint = ""
+    if args := " ".join(environment.args):
+        hint = f" Only stages use the args of params.yaml; here give them: --env-args {args}"
     _say_once(f"{name}: the environment of {node.where}.{hint}")
     if isinstance(environment, FetchSource | UnitySource):
         folder = executable.folder_of(name)
@@ -120,11 +113,7 @@ def _say_once(text: str) -> None:
 
 
 def executable_of(name: str) -> Path:
-    """Return the executable of a named environment, built now unless an up-to-date build exists.
-
-    Raises:
-        PipelineError: There is no environment of this name, or it cannot be built.
-    """
+    """Return the executable of a named environment, built now unless an up-to-date build exists."""
     environment = environment_of(name)
     packed = environment.packed()
     if packed is None:
@@ -156,10 +145,9 @@ def in_process_source(name: str, args: Sequence[str], *, n_areas: int) -> Simula
 
 def in_folder(source: Any) -> Any:
     """Return the only executable of the folder `source`; return `source` if it is no folder."""
-    is_path = isinstance(source, Path) or (
-        isinstance(source, str) and environment_of(source).packed() is None
-    )
-    if not is_path or not Path(source).is_dir():
+    if isinstance(source, str) and environment_of(source).packed() is not None:
+        return source
+    if not isinstance(source, str | Path) or not Path(source).is_dir():
         return source
     program = _program_at(str(source))
     return program if program.is_relative_to(Path(source).absolute()) else source
@@ -264,17 +252,18 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
     shutil.rmtree(new, ignore_errors=True)  # a killed process may have left this folder
     try:
         digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
+        build = folder / digest
         # The build is renamed when it is complete. An existing build is never changed, because
         # other runs may have started it.
-        if not (folder / digest / label).is_file():
-            shutil.rmtree(folder / digest, ignore_errors=True)
-            new.rename(folder / digest)
+        if not (build / label).is_file():
+            shutil.rmtree(build, ignore_errors=True)
+            new.rename(build)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     paths = {key: str(file) for key, file in needs.files.items()}
     described = {"distributions": list(needs.distributions), "files": paths}
     files.write_json(folder / _INPUTS, {"build": digest, "needs": described, "inputs": inputs})
-    builds = [path for path in folder.iterdir() if path.is_dir() and path.name != digest]
-    for old in sorted(builds, key=lambda path: path.stat().st_mtime)[: -_KEPT + 1]:
+    others = [path for path in folder.iterdir() if path.is_dir() and path != build]
+    for old in sorted(others, key=lambda path: path.stat().st_mtime)[: -_KEPT + 1]:
         shutil.rmtree(old, ignore_errors=True)
-    return folder / digest / label
+    return build / label

@@ -1,7 +1,5 @@
 """Wrappers that make an environment a PettingZoo environment, parallel or in turns."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +13,7 @@ from pettingzoo.utils.conversions import parallel_to_aec_wrapper
 from pipeline.core.specs import ActionTuple, BehaviorSpec
 from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.base import BaseEnv
-from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
+from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker, one_or_all
 from pipeline.errors import UnityException
 
 _AGENT = "?agent_id="
@@ -30,10 +28,12 @@ class UnityPettingZooException(UnityException):
 
 
 class _StepResult(NamedTuple):
-    """The observations, rewards and infos of one step, by agent."""
+    """The results of one step, by agent, as `ParallelEnv.step` returns them."""
 
     obs: dict[str, Any]
     rewards: dict[str, float]
+    terminations: dict[str, bool]
+    truncations: dict[str, bool]
     infos: dict[str, dict[str, Any]]
 
 
@@ -107,9 +107,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's signature
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin new episodes; return observations and infos by agent.
-
-        `seed` is described at the class.
+        """Begin new episodes; return observations and infos by agent; see the class for `seed`.
 
         Raises:
             UnityPettingZooException: No agent asks for a decision.
@@ -120,7 +118,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             self._env = self._make(0 if seed is None else seed)
         self._env.reset()
         self._begin()
-        result = _StepResult({}, {}, {})
+        result = _StepResult({}, {}, {}, {}, {})
         for _ in range(MAX_EMPTY_STEPS):
             for behavior in self._env.behavior_specs:
                 self._add_decisions(behavior, self._env.get_steps(behavior)[0], result)
@@ -168,30 +166,25 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._n_steps += 1
         alive = list(self.agents)
         # PettingZoo requires every live agent in every dict, even if it asked for no decision.
-        result = _StepResult({}, dict.fromkeys(alive, 0.0), {})
-        terminations = dict.fromkeys(alive, False)
-        truncations = dict.fromkeys(alive, False)
+        ends = dict.fromkeys(alive, False)
+        result = _StepResult({}, dict.fromkeys(alive, 0.0), ends, ends.copy(), {})
         for behavior in self._env.behavior_specs:
             decision, terminal = self._env.get_steps(behavior)
             for row, agent in enumerate(self._names(behavior, terminal)):
-                if agent not in terminations:
+                if agent not in ends:
                     continue  # the agent has asked for no decision since the reset, or has ended
-                interrupted = bool(terminal.interrupted[row])
-                terminations[agent], truncations[agent] = not interrupted, interrupted
                 self._add_result(agent, behavior, terminal, row, result)
+                result.truncations[agent] = bool(terminal.interrupted[row])
+                ends[agent] = not result.truncations[agent]
                 self._leave(agent)
             self._add_decisions(behavior, decision, result)
-        for agent in self.agents:
-            terminations.setdefault(agent, False)
-            truncations.setdefault(agent, False)
         # Agents that asked for no decision keep their last observation, which PettingZoo requires.
         for agent in alive:
             if agent not in result.obs:
                 result.obs[agent], result.infos[agent] = self._last[agent], {"asked": False}
         if len(self._last_active) > self._sweep_at:
-            for agent in self._vanished():
-                truncations[agent] = True
-        return result.obs, result.rewards, terminations, truncations, result.infos
+            result.truncations.update(dict.fromkeys(self._vanished(), True))
+        return result
 
     def render(self) -> None:
         """Do nothing: environments in other processes draw their own windows."""
@@ -247,6 +240,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         result: _StepResult,
     ) -> None:
         result.obs[agent] = self._observation(behavior, steps, row)
+        result.terminations.setdefault(agent, False)
+        result.truncations.setdefault(agent, False)
         result.rewards[agent] = float(steps.reward[row] + steps.group_reward[row])
         result.infos[agent] = {
             "behavior_name": behavior,
@@ -264,15 +259,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         if not branches:
             return obs
         masks = getattr(steps, "action_mask", None)
-        allowed = (
-            [np.ones(size, np.int8) for size in branches]
-            if masks is None
-            else [(~mask[row]).astype(np.int8) for mask in masks]
-        )
-        return {
-            "observation": obs,
-            "action_mask": allowed[0] if len(allowed) == 1 else tuple(allowed),
-        }
+        if masks is None:
+            allowed = [np.ones(size, np.int8) for size in branches]
+        else:
+            allowed = [(~mask[row]).astype(np.int8) for mask in masks]
+        return {"observation": obs, "action_mask": one_or_all(allowed)}
 
     def _names(self, behavior: str, steps: DecisionSteps | TerminalSteps) -> list[str]:
         if behavior not in self._specs:
@@ -330,8 +321,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 obs_space = spaces.Dict(dict(zip(_observation_names(spec), parts, strict=True)))
             branches = spec.action_spec.discrete_branches
             if branches:
-                masks = [spaces.Box(0, 1, (size,), np.int8) for size in branches]
-                mask = masks[0] if len(masks) == 1 else spaces.Tuple(masks)
+                masks = one_or_all([spaces.Box(0, 1, (size,), np.int8) for size in branches])
+                mask = spaces.Tuple(masks) if isinstance(masks, tuple) else masks
                 obs_space = spaces.Dict({"observation": obs_space, "action_mask": mask})
             actions = action_space_of(spec.action_spec)
             if self._seed is not None:
@@ -343,11 +334,9 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
 
 
 class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo is not typed
-    """`UnityParallelEnv` as an `AECEnv`: agents act in turns.
+    """`UnityParallelEnv`, with its arguments, as an `AECEnv`: agents act in turns.
 
     The environment steps when the last agent has acted.
-
-    The arguments are those of `UnityParallelEnv`.
     """
 
     def __init__(

@@ -6,8 +6,6 @@ digest. Our additional keys `linux_sha256`, `darwin_sha256` and `win_sha256` giv
 that the first archive is checked, too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -84,7 +82,7 @@ class RemoteRegistryEntry:
         win_url: str | None = None,
         additional_args: list[str] | None = None,
         *,
-        sha256: Mapping[str, str] | None = None,
+        sha256: Mapping[str, str | None] | None = None,
         lock: Path | None = None,
     ) -> None:
         self.identifier, self.expected_reward = identifier, expected_reward
@@ -119,7 +117,7 @@ class RemoteRegistryEntry:
                 f"folder containing a valid Unity executable ({error})"
             ) from error
 
-    def make(self, **kwargs: Any) -> UnityEnvironment:
+    def make(self, **kwargs: Any) -> "UnityEnvironment":
         """Fetch the environment, and launch it with the keywords `kwargs` of `UnityEnvironment`.
 
         Raises:
@@ -137,10 +135,7 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest of a URL's archive from the lock file.
-
-        At the first use the archive is downloaded, and its digest is written to the lock file.
-        """
+        """Return the digest of a URL's archive from the lock file, made at the first use."""
         # The first archive from a URL is trusted, and later archives must be equal to it, as ssh
         # does with the key of a host.
         lock = self._lock or lock_of_url("")
@@ -234,10 +229,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Return the lock file with the digests of archives in the manifest at `url`.
-
-    An empty `url` means entries that belong to no manifest.
-    """
+    """Return the lock file of the manifest at `url`; if empty, of entries without a manifest."""
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 
@@ -255,15 +247,10 @@ def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
     for index, item in enumerate(top["environments"].value):
         path = join("environments", index)
         for name, node in entries_of(item, path).items():
-            entries.append(_entry(name, node, join(path, name), lock))
+            values = asdict(read_dataclass(_ManifestEntry, node, join(path, name)))
+            sha256 = {platform: values.pop(f"{key}_sha256") for platform, key in _KEYS.items()}
+            entries.append(RemoteRegistryEntry(name, **values, sha256=sha256, lock=lock))
     return entries
-
-
-def _entry(name: str, node: Node, path: str, lock: Path) -> RemoteRegistryEntry:
-    values = asdict(read_dataclass(_ManifestEntry, node, path))
-    digests = {platform: values.pop(f"{key}_sha256") for platform, key in _KEYS.items()}
-    sha256 = {platform: digest for platform, digest in digests.items() if digest}
-    return RemoteRegistryEntry(name, **values, sha256=sha256, lock=lock)
 
 
 def _read_lock(path: Path) -> dict[str, str]:

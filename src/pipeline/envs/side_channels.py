@@ -3,8 +3,6 @@
 Training analytics are Unity's telemetry; this project does not send them.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from abc import ABC, abstractmethod
@@ -23,15 +21,14 @@ from pipeline.errors import (
 from pipeline.wire.channels import side_channels as wire
 from pipeline.wire.channels import state as codec
 from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.wire.channels.side_channels import STATE, IncomingMessage, OutgoingMessage
+from pipeline.wire.channels.side_channels import STATE, IncomingMessage, OutgoingMessage, written
 from pipeline.wire.channels.state import StateMessageType
 
 _log = logging.getLogger(__name__)
 
+# Largest number of statistics, and of properties, that an environment may send: each name uses
+# memory until the end of the run.
 MAX_NAMES = 10_000
-"""Largest number of statistics, and of properties, that an environment may send; each name uses
-memory until the end of the run.
-"""
 # Largest number of unknown channels that are warned about. The environment chooses their ids, so
 # there may be any number of them.
 _MAX_WARNINGS = 10
@@ -103,19 +100,6 @@ class SideChannelManager:
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
 
-def _message(*values: str | int | float) -> OutgoingMessage:
-    """Return a message of texts, int32 and float32 values; the receiver must know their types."""
-    msg = OutgoingMessage()
-    for value in values:
-        if isinstance(value, str):
-            msg.write_string(value)
-        elif isinstance(value, float):
-            msg.write_float32(value)
-        else:
-            msg.write_int32(value)
-    return msg
-
-
 class _SendOnlyChannel(SideChannel):
     def on_message_received(self, msg: IncomingMessage) -> None:
         """Raise UnityCommunicationException: the environment never sends on this channel."""
@@ -138,7 +122,7 @@ class EngineConfig(NamedTuple):
     capture_frame_rate: int | None
 
     @staticmethod
-    def default_config() -> EngineConfig:
+    def default_config() -> "EngineConfig":
         """Return settings for training: a small window, high speed and no frame limit."""
         # These are the values of ML-Agents' Python API; `mlagents-learn` has other values.
         return EngineConfig(80, 80, 1, 20.0, -1, 60)
@@ -171,14 +155,14 @@ class EngineConfigurationChannel(_SendOnlyChannel):
                 f"the height/width (width={width}, height={height})."
             )
         if width is not None and height is not None:
-            self.queue_message_to_send(_message(0, width, height))
+            self.queue_message_to_send(written(0, width, height))
         scale = None if time_scale is None else float(time_scale)
         settings = (quality_level, scale, target_frame_rate, capture_frame_rate)
         # The engine numbers the messages of these four settings 1 to 4, in this order; message 0
         # sets the window's size.
         for kind, value in enumerate(settings, 1):
             if value is not None:
-                self.queue_message_to_send(_message(kind, value))
+                self.queue_message_to_send(written(kind, value))
 
     def set_configuration(self, config: EngineConfig) -> None:
         """Change all settings that `config` gives."""
@@ -218,17 +202,13 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         """Give a parameter a fixed value, or let the environment draw it at each reading."""
         # The number after the name says what follows: 0 a value, 1 a sampler.
         if not isinstance(value, Sampler):
-            self.queue_message_to_send(_message(key, 0, float(value)))
+            self.queue_message_to_send(written(key, 0, float(value)))
             return
         # The seed is wrapped, because messages have int32.
         seed = (value.seed + 2**31) % 2**32 - 2**31
-        msg = _message(key, 1, seed, value.kind)
-        if value.kind == MULTI_RANGE:
-            msg.write_float32_list(value.values)
-        else:
-            for number in value.values:
-                msg.write_float32(number)
-        self.queue_message_to_send(msg)
+        count = [len(value.values)] if value.kind == MULTI_RANGE else []
+        numbers = map(float, value.values)
+        self.queue_message_to_send(written(key, 1, seed, value.kind, *count, *numbers))
 
 
 class StatsAggregationMethod(IntEnum):
@@ -240,6 +220,8 @@ class StatsAggregationMethod(IntEnum):
     HISTOGRAM = 3
 
 
+# Values of each statistic, by the statistic's name, each with its method of aggregation.
+Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
 _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
@@ -269,24 +251,19 @@ class StatsSideChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(wire.STATS)
-        self.stats: dict[str, list[tuple[float, StatsAggregationMethod]]] = {}
+        self.stats: Stats = {}
         self._names: set[str] = set()
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Store one value of a statistic.
-
-        Raises:
-            UnitySideChannelException: The aggregation method is unknown, or there are too many
-                statistics.
-        """
+        """Store one value of a statistic; the errors are those of `add`."""
         key = msg.read_string()
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store one value of the statistic `key`.
+        """Store one value of the statistic `key` with the aggregation method of this number.
 
-        `number` is the protocol's number of the aggregation method. The errors are those of
-        `on_message_received`.
+        Raises:
+            UnitySideChannelException: The method is unknown, or there are too many statistics.
         """
         method = aggregation_of(key, number)
         if key not in self._names:
@@ -294,7 +271,7 @@ class StatsSideChannel(SideChannel):
             check_names(self._names, key, "statistics")
         self.stats.setdefault(key, []).append((value, method))
 
-    def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
+    def get_and_reset_stats(self) -> Stats:
         """Return all values of each statistic since the last call, by name."""
         stats, self.stats = self.stats, {}
         return stats
@@ -316,7 +293,7 @@ class FloatPropertiesChannel(SideChannel):
     def set_property(self, key: str, value: float) -> None:
         """Set a property on both ends."""
         self._properties[key] = value
-        self.queue_message_to_send(_message(key, float(value)))
+        self.queue_message_to_send(written(key, float(value)))
 
     def get_property(self, key: str) -> float | None:
         """Return a property's value; None if neither end has set it."""

@@ -1,7 +1,5 @@
 """Environments in another process: Unity's, and all others that use the ML-Agents protocol."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import time
@@ -12,12 +10,13 @@ from typing import Any
 from pipeline.core.specs import check_behaviors, refuse_other_spec
 from pipeline.core.steps import no_agents, same_steps
 from pipeline.envs import launch
-from pipeline.envs.base import Stats, StoredStepsEnv, last_message
+from pipeline.envs.base import StoredStepsEnv, last_message
 from pipeline.envs.side_channels import (
     EnvironmentParametersChannel,
     SideChannel,
     SideChannelManager,
     StateChannel,
+    Stats,
     StatsSideChannel,
 )
 from pipeline.errors import (
@@ -42,14 +41,13 @@ _log = logging.getLogger(__name__)
 _CLOSE_S, _FAST_CLOSE_S = 1.0, 0.2
 # Number of messages between two calls of `trim`.
 _TRIM_EVERY = 256
+# Before such an error the environment has often printed the reason, so the environment's output is
+# added to the error.
 CONVERSATION_ERRORS = (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""Before such an error the environment has often printed the reason, so the environment's output is
-added to the error.
-"""
 _MAX_WARNINGS = 10
 
 
@@ -278,19 +276,12 @@ class UnityEnvironment(StoredStepsEnv):
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
-        """Request the present state; to be called between two steps.
-
-        The environment sends the state with the next step or reset; `state_dict` returns it.
-        """
+        """Request the present state, as described at `BaseEnv`; to be called between two steps."""
         if self._state is not None:
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the environment's state at the time of the last `request_state`.
-
-        The state arrives with the step or reset after that request. Return None before the
-        state arrives, at a second call, or if `state_refusal` gives a reason.
-        """
+        """Return the state that `request_state` asked for, once; None before it arrives."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -321,10 +312,7 @@ class UnityEnvironment(StoredStepsEnv):
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
-        """Bring this environment to the state of `failed`, by a replay of the messages to `failed`.
-
-        The replay begins at the failed environment's last state, or at its start.
-        """
+        """Bring this environment to the state of `failed`, by a replay of its messages."""
         channel = failed._state
         if channel is None or not (channel.state or channel.has_first):
             raise ValueError("the failed environment's last state is not known")
@@ -473,10 +461,7 @@ class UnityEnvironment(StoredStepsEnv):
 
 
 def _check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise an error unless both ends of the connection have the same major version.
-
-    Before version 1.0 the minor versions must be equal, too.
-    """
+    """Raise an error unless both ends of the connection have the same major version."""
     theirs = output.communication_version
     # Before 1.0 a minor version may be incompatible (https://semver.org/#spec-item-4).
     parts = 2 if theirs.startswith("0.") else 1

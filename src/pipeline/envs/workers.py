@@ -1,7 +1,5 @@
 """Several environments as one set of workers, stepped together or in turn, in a fixed order."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import defaultdict, deque
@@ -14,16 +12,9 @@ from typing import Any, Self
 
 from pipeline.core.specs import ActionTuple, BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps, no_agents
-from pipeline.envs.base import (
-    BaseEnv,
-    SilenceWatch,
-    Stats,
-    StoredStepsEnv,
-    last_message,
-    worker_groups,
-)
+from pipeline.envs.base import BaseEnv, SilenceWatch, StoredStepsEnv, last_message, worker_groups
 from pipeline.envs.in_process import our_spec, our_steps
-from pipeline.envs.side_channels import SideChannel
+from pipeline.envs.side_channels import SideChannel, Stats
 from pipeline.envs.unity import CONVERSATION_ERRORS, UnityEnvironment
 from pipeline.errors import (
     Interrupted,
@@ -43,14 +34,8 @@ RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
 class RestartBudget:
     """Counts the restarts of each worker and compares them with `limits` (None: the defaults)."""
 
-    def __init__(
-        self,
-        limits: EnvironmentSettings | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: EnvironmentSettings | None = None) -> None:
         self.limits = limits or EnvironmentSettings()
-        self._clock = clock
         self._times: dict[int, deque[float]] = defaultdict(deque)
         self.counts: dict[int, int] = defaultdict(int)
 
@@ -64,7 +49,7 @@ class RestartBudget:
                 "(env_settings.max_lifetime_restarts)"
             )
         recent = self._times[worker]
-        while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
+        while recent and time.monotonic() - recent[0] > limits.restarts_rate_limit_period_s:
             recent.popleft()
         if 0 <= limits.restarts_rate_limit_n <= len(recent):
             return (
@@ -75,7 +60,7 @@ class RestartBudget:
 
     def spend(self, worker: int) -> int:
         """Count one more restart of the worker, and return the number of its restarts so far."""
-        self._times[worker].append(self._clock())
+        self._times[worker].append(time.monotonic())
         self.counts[worker] += 1
         return self.counts[worker]
 
@@ -132,8 +117,7 @@ class WorkerSet:
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # Only environments that are no `StoredStepsEnv` need a watch here; a `StoredStepsEnv` has a
-        # watch already.
+        # A `StoredStepsEnv` has a watch already.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):
@@ -211,11 +195,7 @@ class WorkerSet:
         return restarted
 
     def _half_step(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
-        """Call the first or second half of `step` or `reset` on workers.
-
-        A worker that was restarted in this step is left out, because its restart has finished the
-        step.
-        """
+        """Call the first or second half of `step` or `reset` on workers."""
         for worker in workers:
             if worker in self._done:  # its restart has finished the step
                 continue
@@ -318,11 +298,7 @@ class WorkerSet:
                 env.request_state()
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return the workers' states at the time of the last `request_states`.
-
-        Return None at a second call, or if a worker's state is missing. The state of a worker in
-        another process arrives with the step or reset after the request.
-        """
+        """Return the workers' states at the last `request_states`; None if a state is missing."""
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]
         return available if len(available) == len(states) else None
@@ -340,10 +316,8 @@ class WorkerSet:
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter of every worker, with the next step or reset.
 
-        Samplers have the same seed in all workers. Must be called between two steps.
-
-        Returns:
-            False if a worker does not take parameters.
+        Samplers have the same seed in all workers. Must be called between two steps. Return False
+        if a worker does not take parameters.
         """
         self._parameters[name] = value
         sent = [_is_controlled(env) and env.set_parameter(name, value) for env in self.envs]
@@ -382,11 +356,8 @@ class WorkerSet:
     def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
         """Return the last decision and terminal steps of a behavior, one pair for each worker.
 
-        If `group` is given, the pairs of all other workers have no agents.
-
-        Raises:
-            UnityActionException: No worker has the behavior.
-            UnityObservationException: A field does not fit the specification.
+        If `group` is given, the pairs of all other workers have no agents. Raise
+        UnityActionException if no worker has the behavior.
         """
         spec = self._spec(behavior_name)
         if group is None or len(group) == len(self.envs):
@@ -403,10 +374,8 @@ class WorkerSet:
     ) -> None:
         """Set the actions of all agents that asked for a decision, one ActionTuple per worker.
 
-        If `group` is given, actions of all other workers are ignored.
-
-        Raises:
-            UnityActionException: No worker has the behavior, or an array has a wrong shape.
+        If `group` is given, actions of all other workers are ignored. Raise UnityActionException
+        if no worker has the behavior, or an array has a wrong shape.
         """
         self._spec(behavior_name)
         for worker, (env, action) in enumerate(zip(self.envs, actions, strict=True)):

@@ -5,8 +5,6 @@ answers with actions, a reset, or the end. Messages are put together as bytes, b
 a batch are the bytes of the message except for headers.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -192,19 +190,15 @@ class Session:
     def _actions(
         self, command: m.ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
-        """Return the actions of all agents that asked for a decision, by behavior.
-
-        The actions of a behavior that the command leaves out are zeros.
-        """
-        sent_actions = command.agent_actions
+        """Return the agents' actions by behavior; zeros for a behavior that the command lacks."""
         actions = {}
         # The simulator expects actions for exactly the agents that asked, in the same order.
         for name, n_agents in asking.items():
             spec = self._specs[name].action_spec
-            if name not in sent_actions:
+            if name not in command.agent_actions:
                 actions[name] = spec.empty_action(n_agents)
                 continue
-            action = decode_actions(sent_actions[name], spec)
+            action = decode_actions(command.agent_actions[name], spec)
             # Actions have no ids: they belong to agents by their order only.
             if len(action.continuous) != n_agents:
                 raise UnityCommunicationException(
@@ -235,12 +229,9 @@ class Session:
                 2, [records.delimited(1, name.encode()), records.head(2, len(body)), body]
             )
         frames: list[tuple[UUID, bytes]] = []
-        for stat, value, aggregation in self._controls.take_stats():
-            frame = side_channels.OutgoingMessage()
-            frame.write_string(stat)
-            frame.write_float32(value)
-            frame.write_int32(aggregation)
-            frames.append((side_channels.STATS, bytes(frame.buffer)))
+        for stat, value, method in self._controls.take_stats():
+            content = side_channels.written(stat, float(value), method)
+            frames.append((side_channels.STATS, bytes(content.buffer)))
         # A CAN request is answered now: a simulator may give its state only after episodes have
         # begun.
         self._answer(StateMessageType.CAN)
@@ -259,11 +250,9 @@ class Session:
         for channel_id, payload in side_channels.unpack(data):
             if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
                 self._set_parameter(side_channels.IncomingMessage(payload))
-            elif channel_id == side_channels.ENGINE_CONFIGURATION:
-                _log.debug("An engine setting is ignored: there is no engine.")
             elif channel_id == side_channels.STATE:
                 self._requests.append(read(payload))
-            else:
+            else:  # such as the engine's settings, because there is no engine
                 _log.debug("A message on side channel %s is ignored.", channel_id)
         # Requests about the state are answered last, because the state must include parameters that
         # come later in the same message.
@@ -318,8 +307,7 @@ class Session:
         else:
             _log.warning("Parameter '%s' is not set: the sampler type %d is unknown.", name, kind)
             return
-        sampler = Sampler(kind=kind, values=tuple(values), seed=seed)
-        self._controls.set_sampler(name, sampler)
+        self._controls.set_sampler(name, Sampler(kind=kind, values=tuple(values), seed=seed))
 
 
 def _greeting() -> bytes:

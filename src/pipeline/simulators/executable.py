@@ -1,7 +1,5 @@
 """The `main` of every packed executable: command line, log, signals and exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -10,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -62,9 +61,8 @@ _UNITY_FLAGS = (
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
     """Run a simulator or bridge as an environment, with the `options` that were packed with it.
 
-    Returns:
-        Exit code: 0 after the trainer ended the conversation, 1 if there is no trainer or it is
-        gone, 2 for a mistake in the arguments or parameters.
+    Return the exit code: 0 after the trainer ended the conversation, 1 if there is no trainer or it
+    is gone, 2 for a mistake in the arguments or parameters.
     """
     entry = registry.entry(name)
     chosen = dict(options or {})
@@ -72,9 +70,8 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     # both.
     n_agents = chosen.pop("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
-    usage = _USAGE.format(
-        program=display, summary=entry.summary, counted=entry.counted, n_agents=n_agents
-    )
+    texts = {"summary": entry.summary, "counted": entry.counted, "n_agents": n_agents}
+    usage = _USAGE.format(program=display, **texts)
     try:
         parsed = parse(argv)
     except PipelineError as error:
@@ -101,30 +98,18 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 class ExecutableArguments:
     """The parsed command line of an executable: Unity's arguments and this project's."""
 
-    port: int | None = None
-    """TCP port that the trainer listens on; None if not given."""
-    n_agents: int | None = None
-    """Number of agents in one area; None for the simulator's default."""
-    connect_timeout_s: float = 30.0
-    """Longest wait for the trainer to listen, in seconds."""
-    compress: bool = False
-    """Whether images are sent as PNG."""
-    log_file: str | None = None
-    """File for log lines; None for the standard error."""
-    describe: bool = False
-    """Whether to print the observations and actions, and to end."""
-    help: bool = False
-    """Whether to print the usage and end."""
-    ignored: tuple[str, ...] = ()
-    """Arguments of Unity's players that have no effect, as written."""
+    port: int | None = None  # TCP port that the trainer listens on; None if not given
+    n_agents: int | None = None  # number of agents in one area; None for the simulator's default
+    connect_timeout_s: float = 30.0  # longest wait for the trainer to listen, in seconds
+    compress: bool = False  # whether images are sent as PNG
+    log_file: str | None = None  # file for log lines; None for the standard error
+    describe: bool = False  # whether to print the observations and actions, and to end
+    help: bool = False  # whether to print the usage and end
+    ignored: tuple[str, ...] = ()  # arguments of Unity's players that have no effect, as written
 
 
 def parse(argv: Sequence[str]) -> ExecutableArguments:
-    """Read the arguments of an executable.
-
-    Raises:
-        SettingsError: An option is unknown, has no value, or has a value of the wrong kind.
-    """
+    """Read the arguments of an executable; raise SettingsError for a mistake."""
     # argparse is not used: it accepts neither one dash instead of two nor capital letters.
     values: dict[str, str] = {}
     ignored = []
@@ -190,13 +175,11 @@ def _seconds(text: str) -> float:
 
 def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
     try:
-        simulator = registry.make(name, n_agents=n_agents, **options)
-        text = _description(simulator)
-        simulator.close()
+        with closing(registry.make(name, n_agents=n_agents, **options)) as simulator:
+            sys.stdout.write(_description(simulator))
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(text)
     return 0
 
 

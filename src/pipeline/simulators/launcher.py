@@ -5,8 +5,6 @@ every later start it runs from the unpacked folder. It uses only the standard li
 packages can be imported only after unpacking.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

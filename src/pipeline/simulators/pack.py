@@ -9,8 +9,6 @@ to find the installed distributions and modules that the environment imports:
     python -m pipeline.simulators.pack OUTPUT '{"simulator": NAME, "options": {...}}'
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata
@@ -91,6 +89,25 @@ exec "$python" -I -S "$main" "$@"
 exit 3
 """
 
+_log = logging.getLogger(__name__)
+
+# Longest time in seconds for the steps with random actions, and for the check of an executable.
+_LIMIT_S = 300
+# Number of steps with random actions that find the imported modules. Most episodes have fewer
+# steps, so modules that an environment imports at a reset are found, too.
+_N_STEPS = 300
+_OWN = Path(__file__).resolve().parents[2]
+# An executable draws nothing, so libraries for drawing must not be imported and packed.
+_ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """The distributions and files that an executable needs, except this package."""
+
+    distributions: tuple[str, ...]  # names of installed distributions
+    files: Mapping[str, Path]  # further files to pack, by their path in the folder of libraries
+
 
 def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
     """Write the executable of a simulator to `target`.
@@ -119,7 +136,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
     content = dict(_package_files())
     for name, distribution in sorted(_closure((*_BASE, *needs.distributions)).items()):
         content.update(_distribution_files(name, distribution))
-    content |= {f"lib/{name}": file.read_bytes() for name, file in needs.files.items()}
+    content |= {f"lib/{name}": data for name, data in _contents(needs.files).items()}
     described = {"options": options, "simulator": simulator_name}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
     content["__main__.py"] = Path(launcher.__file__).read_bytes()
@@ -153,19 +170,18 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     """
     # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    # There is one digest for each module's file or package's folder, not one for each file in a
-    # folder.
-    tops = set()
-    for name, file in needs.files.items():
-        root = file.parents[name.count("/")]
-        if root not in libraries:
-            tops.add(root / name.partition("/")[0])
+    # Each module's file or package's folder has one digest, which also changes with new files.
+    roots = {
+        (file.parents[name.count("/")], name.partition("/")[0])
+        for name, file in needs.files.items()
+    }
+    tops = sorted(root / top for root, top in roots if root not in libraries)
     required = _closure((*_BASE, *needs.distributions))
     return {
         "python": f"{sys.implementation.cache_tag} {sys.platform} {platform.machine()}",
         "pipeline": _digest(dict(_package_files())),
         "distributions": {name: required[name].version for name in sorted(required)},
-        "files": {str(top): _tree(top) for top in sorted(tops)},
+        "files": {str(top): _digest(_contents(_files_in(top))) for top in tops},
     }
 
 
@@ -180,18 +196,6 @@ def packages_in(executable: Path) -> dict[str, str]:
         matches = map(_METADATA.fullmatch, archive.namelist())
         versions = {_normal(match[1]): match[2] for match in matches if match}
     return {name: version for name, version in versions.items() if name not in _BASE}
-
-
-def _tree(top: Path) -> str:
-    """Return a digest of a module's file, or of all files of a package except bytecode."""
-    inside = [top] if top.is_file() else top.rglob("*")
-    return _digest(
-        {
-            file.relative_to(top.parent).as_posix(): file.read_bytes()
-            for file in inside
-            if file.is_file() and "__pycache__" not in file.parts
-        }
-    )
 
 
 def _script(name: str, digest: str) -> bytes:
@@ -234,15 +238,16 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions `names` and all distributions that they require, by name.
-
-    Requirements of extras, and the names in `_UNNEEDED`, are left out.
-
-    Raises:
-        StageError: One of `names` is not installed. A missing requirement is ignored, because it
-            may be installed under another name.
-    """
-    distributions = {_normal(name): _distribution(name) for name in names}
+    """Return the distributions `names` and all that they require, except `_UNNEEDED`, by name."""
+    distributions = {}
+    for name in names:
+        try:
+            distributions[_normal(name)] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise StageError(
+                f"the executable needs the distribution '{name}', which is not installed; install "
+                "all requirements: pip install 'rl-pipeline[train]'"
+            ) from None
     waiting = sorted(distributions)
     while waiting:
         for requirement in distributions[waiting.pop()].requires or ():
@@ -252,6 +257,7 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
                 continue
             name = _normal(required[0])
             if name not in distributions and name not in _UNNEEDED:
+                # A requirement may be installed under another name.
                 with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                     distributions[name] = importlib.metadata.distribution(name)
                     waiting.append(name)
@@ -261,16 +267,6 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
 def _normal(name: str) -> str:
     # Equal names may be spelled differently (PEP 503).
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _distribution(name: str) -> importlib.metadata.Distribution:
-    try:
-        return importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        raise StageError(
-            f"the executable needs the distribution '{name}', which is not installed; install all "
-            "requirements: pip install 'rl-pipeline[train]'"
-        ) from None
 
 
 def _distribution_files(
@@ -296,36 +292,10 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
     return not any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
-_log = logging.getLogger(__name__)
-
-# Longest time in seconds for the steps with random actions, and for the check of an executable.
-_LIMIT_S = 300
-# Number of steps with random actions that find the imported modules. Most episodes have fewer
-# steps, so modules that an environment imports at a reset are found, too.
-_N_STEPS = 300
-_OWN = Path(__file__).resolve().parents[2]
-# An executable draws nothing, so libraries for drawing must not be imported and packed.
-_ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """The distributions and files that an executable needs, except this package."""
-
-    distributions: tuple[str, ...]
-    """Names of installed distributions."""
-    files: Mapping[str, Path]
-    """Further files to pack, by their path in the folder of libraries."""
-
-
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return the requirements of a simulator's executable; arguments as for `pack`.
+    """Return the requirements of a simulator's executable; arguments and errors as for `pack`.
 
     A third-party environment is run in a separate process to find the modules that it imports.
-
-    Raises:
-        SettingsError: The simulator is unknown or cannot be made, or an option is missing.
-        StageError: The environment fails while it runs, or takes too long.
     """
     entry = registry.entry(name)
     registry.check_options(name, options)
@@ -360,23 +330,18 @@ def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
             )
         if code != 0:
             raise StageError(f"{options.get('id')}: fails while it runs: {_last_line(output)}")
-        played = json.loads(target.read_text(encoding="utf-8"))
-    for note in played["notes"]:
+        imported: dict[str, str]
+        imported, notes = json.loads(target.read_text(encoding="utf-8"))
+    for note in notes:
         _log.info("%s", note)
-    imported: dict[str, str] = played["modules"]
     return imported
 
 
 def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
-    """Run a command in `folder` with this process's module path; return exit code and output.
-
-    This process's own current folder is appended to that path, so that the command finds the user's
-    modules, but these do not hide installed modules.
-
-    Raises:
-        StageError: The command takes more than 300 s.
-    """
-    # Empty entries would mean the current folder of the new process.
+    """Run a command in `folder` with this process's module path; return exit code and output."""
+    # This process's own current folder is the last entry, so that the command finds the user's
+    # modules, but these do not hide installed modules. Empty entries would mean the current folder
+    # of the new process.
     path = os.pathsep.join([*filter(None, sys.path), str(Path.cwd())])
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, **extra}
     try:
@@ -443,16 +408,14 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
                 break
         else:
             # A module without a distribution is packed as its file or its package's folder.
-            top = root / relative.parts[0]
-            files |= {top.name: top} if top.is_file() else _files_in(top)
+            files |= _files_in(root / relative.parts[0])
     return Needs(distributions=tuple(sorted(distributions)), files=files)
 
 
 def _root_of(module: str, file: str) -> Path | None:
-    """Return the folder with a module's top package; None if the module does not have to be packed.
+    """Return the folder with a module's top package; None if the module need not be packed.
 
-    The standard library, this package, and modules that are not named after their file do not have
-    to be packed.
+    The standard library, this package, and modules that are not named after their file need not.
     """
     path = Path(file)
     depth = module.count(".") + (path.stem == "__init__")
@@ -474,24 +437,28 @@ def _content(name: str) -> set[str]:
     return {os.path.realpath(str(file.locate())) for file in distribution.files or ()}
 
 
-def _files_in(folder: Path) -> dict[str, Path]:
-    """Return a package's files by `package/path`, without bytecode and hidden files."""
+def _files_in(top: Path) -> dict[str, Path]:
+    """Return a module's file, or a package's files, by path; without bytecode and hidden files."""
     files = {}
-    for file in sorted(folder.rglob("*")):
-        inside = file.relative_to(folder)
-        is_hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
+    for file in [top] if top.is_file() else sorted(top.rglob("*")):
+        name = file.relative_to(top.parent).as_posix()
+        is_hidden = any(
+            part.startswith(".") or part == "__pycache__" for part in name.split("/")[1:]
+        )
         if file.is_file() and not is_hidden and file.suffix != ".pyc":
-            files[f"{folder.name}/{inside.as_posix()}"] = file
+            files[name] = file
     return files
 
 
+def _contents(files: Mapping[str, Path]) -> dict[str, bytes]:
+    return {name: file.read_bytes() for name, file in files.items()}
+
+
 def trace(target: str, described: str) -> int:
-    """Write the file of each imported module, and the bridges' log lines, to `target` as JSON.
+    """Write the file of each module that a simulator imports, and log lines, to `target` as JSON.
 
-    The modules are those that a simulator imports; `described` is JSON with its name and options.
-
-    Returns:
-        Exit code: 0, 1 if the environment fails, 2 if the user made a mistake.
+    `described` is JSON with the simulator's name and options. Return the exit code: 0, 1 if the
+    environment fails, 2 if the user made a mistake.
     """
     request = json.loads(described)
     notes = logging.handlers.BufferingHandler(capacity=100)
@@ -515,8 +482,7 @@ def trace(target: str, described: str) -> int:
         if name not in before
     }
     lines = list(dict.fromkeys(record.getMessage() for record in notes.buffer))
-    content = {"modules": modules, "notes": lines}
-    Path(target).write_text(json.dumps(content), encoding="utf-8")
+    Path(target).write_text(json.dumps([modules, lines]), encoding="utf-8")
     return 0
 
 

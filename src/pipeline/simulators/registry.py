@@ -1,7 +1,5 @@
 """The simulators by name: how to make each, its requirements, and its expert."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,8 +20,7 @@ Expert = Callable[[DecisionSteps], ActionTuple]
 class Entry:
     """The description of one simulator."""
 
-    summary: str
-    """The task in one line."""
+    summary: str  # the task in one line
     factory: str
     """`module:attribute` of the simulator's class, which takes `seed`, `n_agents` and the options
     by keyword. A built-in simulator's module also has an `expert`: a function, a class if it has a
@@ -32,8 +29,7 @@ class Entry:
     """Installed distributions that the simulator needs, in addition to those of all executables."""
     copies: int | None = None
     """Default number of copies of the environment per process; None if this is no bridge."""
-    counted: str = "agents"
-    """Word for what `n_agents` counts, in the usage text of an executable."""
+    counted: str = "agents"  # word for what `n_agents` counts, in the usage text of an executable
     package: str | None = None
     """Top package of a simulator of another distribution; None for built-in simulators."""
 
@@ -74,8 +70,6 @@ _SUMMARIES = {
     ),
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
-# Distributions of simulators that need more than NumPy and protobuf, which every executable has.
-_DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(
     "pipeline.simulators",
@@ -109,8 +103,7 @@ _BRIDGES = {
     ),
 }
 
-NAMES = tuple(SIMULATORS.ours)
-"""Names of the built-in simulators."""
+NAMES = tuple(SIMULATORS.ours)  # names of the built-in simulators
 BRIDGES = tuple(_BRIDGES)
 """Names of the simulators that run third-party environments; `id` chooses the environment."""
 
@@ -126,17 +119,14 @@ def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
 
 
 def entry(name: str) -> Entry:
-    """Return the description of the simulator or bridge `name`.
-
-    Raises:
-        SettingsError: The simulator is unknown; the message suggests a similar name.
-    """
+    """Return the description of the simulator or bridge `name`."""
     if name in _BRIDGES:
         return _BRIDGES[name]
     if name in SIMULATORS.ours:
-        distributions = _DISTRIBUTIONS.get(name, ())
+        # MuJoCo is the only requirement besides NumPy and protobuf, which every executable has.
+        needed = ("mujoco-core",) if name == "balance_ball" else ()
         factory = SIMULATORS.ours[name]
-        return Entry(summary=_SUMMARIES[name], factory=factory, distributions=distributions)
+        return Entry(summary=_SUMMARIES[name], factory=factory, distributions=needed)
     if name not in SIMULATORS:
         listed = ", ".join(SIMULATORS)
         raise SettingsError(
@@ -160,13 +150,10 @@ def near(name: str) -> str:
 
 
 def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> Simulator:
-    """Return a simulator, ready for `reset`.
+    """Return the simulator or bridge `name`, ready for `reset`.
 
-    Args:
-        name: one of `NAMES` or `BRIDGES`.
-        seed: seed of all random numbers of the simulator.
-        n_agents: number of agents, or of copies; None for the simulator's default.
-        options: further keywords of the simulator.
+    `seed` is the seed of all its random numbers, `n_agents` the number of its agents, or of its
+    copies (None for the default), `options` are further keywords.
 
     Raises:
         SettingsError: The name or an option is unknown, or `n_agents` is not positive.
@@ -185,11 +172,7 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Check the names of a simulator's options.
-
-    Raises:
-        SettingsError: An option is unknown, or a required option is missing.
-    """
+    """Raise SettingsError if an option of a simulator is unknown, or a required one is missing."""
     known = entry(name).parameters
     for option in options:
         if option not in known:
@@ -207,9 +190,7 @@ def expert(name: str, behavior: str | None = None) -> Expert:
     The policy gets the same observations as an agent. Experts record demonstrations, show a return
     that can be reached, and serve as opponents.
 
-    Args:
-        name: one of `NAMES`.
-        behavior: behavior of the agents, with or without team; needed if behaviors differ.
+    `behavior` is the agents' behavior, with or without team; it is needed if behaviors differ.
 
     Raises:
         SettingsError: The simulator is unknown, or has no expert for this behavior.

@@ -7,8 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.envs.base import Stats
-from pipeline.envs.side_channels import StatsAggregationMethod
+from pipeline.envs.side_channels import Stats, StatsAggregationMethod
 from pipeline.tracking import names
 from pipeline.tracking.base import Sample
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.core.steps import Steps
-from pipeline.envs.base import Stats
+from pipeline.envs.side_channels import Stats
 from pipeline.envs.workers import WorkerSet
 from pipeline.trainer.learner import Learner
 

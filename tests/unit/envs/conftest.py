@@ -1,7 +1,5 @@
 """A fixture that gives the fake environment of these tests as an executable."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Each agent observes (message number, its previous first and second action, its i
 ends its episode in every third message, and asks again in the same message.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

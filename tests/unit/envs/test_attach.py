@@ -1,20 +1,18 @@
 """Players that the trainer does not start: here threads that call like a player's process."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 from free_ports import free_ports
 from toys import Chase
 
 from pipeline.envs.attach import attach_workers
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
@@ -26,9 +24,6 @@ from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.simulators.client import converse
 from pipeline.wire.transport import calls
 from pipeline.wire.transport.server import TRANSPORT_VARIABLE
-
-if TYPE_CHECKING:
-    from pipeline.envs.workers import WorkerSet
 
 
 class Leaves(Chase):
@@ -113,21 +108,11 @@ def test_players_may_connect_in_any_order_and_get_seeds_in_the_order_of_their_po
             workers.reset()
             workers.step()
             assert [len(env.get_steps("Toy?team=0")[0]) for env in workers.envs] == [2, 2]
-            assert workers.envs[0].port == ports
+            assert [env.port for env in workers.envs] == [ports, ports + 1]
     assert (first, second) == ([5], [6])
     lines = [record.getMessage() for record in caplog.records]
     assert f"Waiting for player 2 of 2 on port {ports + 1}." in lines
     assert f"Connected: player 1 of 2 on port {ports}." in lines
-
-
-def test_port_of_a_player_determines_the_number_of_the_worker(ports, play):
-    play(ports + 1)
-    later = threading.Timer(0.3, play, (ports,))
-    later.start()
-    with attached(ports) as workers:
-        assert [env.port for env in workers.envs] == [ports, ports + 1]
-        workers.reset()
-    later.join()
 
 
 def test_player_that_reconnects_at_once_continues_with_a_new_episode(ports, play, caplog):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import struct
 import uuid
@@ -16,10 +14,7 @@ from pipeline.envs.side_channels import (
     StatsAggregationMethod,
     StatsSideChannel,
 )
-from pipeline.errors import (
-    UnityCommunicationException,
-    UnitySideChannelException,
-)
+from pipeline.errors import UnityCommunicationException, UnitySideChannelException
 from pipeline.wire.channels import side_channels as wire
 
 

@@ -1,9 +1,8 @@
 """Environments by name: the meaning of each name, and builds that are made once and kept."""
 
-from __future__ import annotations
-
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from pipeline import api
 from pipeline.envs import named_env
 from pipeline.envs.named_env import CACHE, environment_of, executable_of, in_folder
+from pipeline.envs.sources import fetch
 from pipeline.errors import SettingsError, StageError, UnityEnvironmentException
 from pipeline.settings.project.environments import BuiltinSource, PathSource
 from pipeline.simulators import pack
@@ -230,31 +230,20 @@ def test_only_the_latest_builds_of_an_environment_are_kept(folder, packed):
 
 
 def test_two_threads_that_start_an_environment_at_once_make_only_one_build(packed, monkeypatch):
-    waiting, builds = threading.Event(), []
+    waiting = threading.Event()
     original = pack.pack_with
 
-    class Waits(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage().startswith("Waiting for another process"):
-                waiting.set()
+    def note(text, *_):
+        if text.startswith("Waiting for another process"):
+            waiting.set()
 
     def slow(*arguments):
         assert waiting.wait(WAIT_S)
         return original(*arguments)
 
     monkeypatch.setattr(pack, "pack_with", slow)
-    log = logging.getLogger("pipeline.envs.sources.fetch")
-    handler = Waits()
-    log.addHandler(handler)
-    monkeypatch.setattr(log, "level", logging.INFO)
-    threads = [
-        threading.Thread(target=lambda: builds.append(executable_of(NAME))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    log.removeHandler(handler)
-    assert len(builds) == 2
-    assert builds[0] == builds[1]
+    monkeypatch.setattr(fetch._log, "info", note)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(executable_of, [NAME, NAME])
+    assert first == second
     assert packed == ["1"]

@@ -1,19 +1,14 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from fake_player import START
+from loopback import Site
 from made_archives import digest, zipped
 
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
 from pipeline.envs.sources import executables
 from pipeline.errors import FetchError, SettingsError
-
-if TYPE_CHECKING:
-    from loopback import Site
 
 PLAYER = f'#!/bin/sh\necho "$@" > "$0.args"\n{START} --quiet "$@"\n'.encode()
 BUILD = zipped({"Game/Game.x86_64": PLAYER, "Game/UnityCrashHandler64.exe": b"MZ"})

@@ -1,30 +1,24 @@
 """Restarts of failed workers: one worker at a time, and within a budget."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_agent_composition import Pair, connected
 from toys import Chase
 
 from pipeline.core.specs import ActionTuple
 from pipeline.core.steps import steps_to_mapping
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import RestartBudget, WorkerSet, launch_workers
-from pipeline.errors import (
-    Interrupted,
-    UnityActionException,
-    UnityCommunicatorStoppedException,
-    UnityTimeOutException,
-)
+from pipeline.errors import Interrupted
 from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.wire.channels import state as codec
 from pipeline.wire.channels.side_channels import IncomingMessage
@@ -37,19 +31,13 @@ def play(workers, n_steps):
         workers.step()
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
-    clock = Clock()
+def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker(monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("pipeline.envs.workers.time", clock)
     limits = EnvironmentSettings(
         max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10
     )
-    budget = RestartBudget(limits, clock=clock)
+    budget = RestartBudget(limits)
     assert [budget.spend(0), budget.spend(0)] == [1, 2]
     assert "2 of 2 in 10 s" in str(budget.refusal(0))
     assert budget.refusal(1) is None
@@ -65,89 +53,6 @@ def test_restart_budget_counts_all_restarts_and_recent_restarts_of_each_worker()
     assert budget.refusal(0) is None
     for none in ("max_lifetime_restarts", "restarts_rate_limit_n"):
         assert RestartBudget(EnvironmentSettings(**{none: 0})).refusal(0) is not None
-
-
-class Fails(InProcessEnvironment):
-    """An environment that raises `error` in step number `at`."""
-
-    def __init__(self, at, error) -> None:
-        super().__init__(Chase(n_agents=2))
-        self.left, self.error = at, error
-
-    def step(self):
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        super().step()
-
-
-def in_process(error, *, limits=None, make_env=lambda: InProcessEnvironment(Chase(n_agents=2))):
-    relaunches = []
-
-    def relaunch(worker, number):
-        relaunches.append((worker, number))
-        return make_env()
-
-    envs = [InProcessEnvironment(Chase(n_agents=2)), Fails(3, error)]
-    return WorkerSet(envs, relaunch=relaunch, restarts=limits), relaunches
-
-
-def test_only_the_failed_worker_is_reset_and_its_new_environment_gets_the_parameters(caplog):
-    workers, relaunches = in_process(UnityTimeOutException("no answer in 60 s"))
-    workers.set_parameter("wind", 2.5)
-    workers.reset()
-    first = workers.envs[0]
-    ages = []
-    for _ in range(4):
-        workers.step()
-        ages.append([int(env._simulator.age[0]) for env in workers.envs])
-        restarted = workers.take_restarted()
-        assert restarted == ([1] if len(ages) == 3 else [])
-    assert ages == [[1, 1], [2, 2], [3, 0], [4, 1]]
-    assert relaunches == [(1, 1)]
-    assert workers.envs[0] is first
-    assert workers.envs[1]._simulator.parameters == {"wind": 2.5}
-    restart, continuation = [r.getMessage() for r in caplog.records]
-    assert restart == "Restarting worker[1] after 'no answer in 60 s' (restart 1)."
-    assert continuation.startswith(
-        "Worker[1] begins new episodes (Fails keeps no state). Its unfinished episodes"
-    )
-
-
-def fails_to_start():
-    raise UnityTimeOutException("did not start")
-
-
-GONE = UnityCommunicatorStoppedException
-FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
-
-
-@pytest.mark.parametrize(
-    ("error", "options", "text", "n_restarts"),
-    [
-        (
-            GONE("gone"),
-            {"make_env": lambda: Fails(1, GONE("gone again"))},
-            r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
-            1,
-        ),
-        (  # a restart that fails counts as a restart
-            UnityTimeOutException("hung"),
-            {"limits": FOUR, "make_env": fails_to_start},
-            r"4 of 4 in all .*: did not start",
-            4,
-        ),
-        (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
-    ],
-)
-def test_error_of_a_worker_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
-    error, options, text, n_restarts
-):
-    workers, relaunches = in_process(error, **options)
-    workers.reset()
-    with pytest.raises(type(error), match=text):
-        play(workers, 6)
-    assert relaunches == [(1, number) for number in range(1, n_restarts + 1)]
 
 
 def launched(build, n_workers=2):
@@ -281,9 +186,7 @@ def test_worker_killed_right_after_a_resume_continues_exactly_by_replay_of_its_m
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_recorded_messages_above_the_size_limit_are_dropped_until_the_next_state(
-    monkeypatch,
-):
+def test_recorded_messages_above_the_size_limit_are_dropped_until_the_next_state(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
     channel = StateChannel()
     channel.refusal = None  # as after the environment's first answer
@@ -325,31 +228,25 @@ class Waits(InProcessEnvironment):
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
 def test_closing_workers_raises_the_original_error_and_does_not_wait_after_an_error(
-    packed, tmp_path, monkeypatch, error, passed, wait_s
+    monkeypatch, error, passed, wait_s
 ):
-    def raised():
-        return contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    seconds_waited, shut_down = [], UnityEnvironment._shut_down
 
-    envs = [Waits(), Waits()]
-    with raised() as seen, WorkerSet(envs):
+    def noted(env, seconds):
+        seconds_waited.append(seconds)
+        shut_down(env, 0.0)
+
+    monkeypatch.setattr(UnityEnvironment, "_shut_down", noted)
+    envs = [Waits(), Waits(), connected(Pair(), timeout_wait=7.0)]
+    raised = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with raised as seen, WorkerSet(envs):
         if error is not None:
             raise error
-    assert [env.left_with for env in envs] == [[passed], [passed]]
+    assert [env.left_with for env in envs[:2]] == [[passed], [passed]]
+    assert seconds_waited == [wait_s]
     if error is not None:
         assert seen.value is error
         assert seen.value.__context__ is None
-    build = packed("balance_ball", tmp_path / "balance_ball", n_agents=1)
-    seconds_waited, close = [], EnvironmentProcess.close
-
-    def closed(process, seconds):
-        seconds_waited.append(seconds)
-        close(process, 20.0)
-
-    monkeypatch.setattr(EnvironmentProcess, "close", closed)
-    with raised(), launch_workers(build, 2, seed=1, timeout_wait=7):
-        if error is not None:
-            raise error
-    assert seconds_waited == [wait_s, wait_s]
 
 
 def test_returned_state_has_the_values_that_were_given_with_the_latest_request(monkeypatch):

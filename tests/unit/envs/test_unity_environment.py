@@ -1,7 +1,5 @@
 """`UnityEnvironment` with a process that uses the general gRPC runtime, as Unity does."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -228,18 +226,6 @@ def test_transport_argument_has_precedence_over_the_environment_variable(fake: P
         assert isinstance(env._server, GrpcServer)
     with pytest.raises(SettingsError, match=r"PIPELINE_TRANSPORT: 'carrier pigeon'.*sockets.*grpc"):
         UnityEnvironment(fake)
-
-
-def test_workers_step_together_and_keep_their_order(fake: Path):
-    with launch_workers(fake, 2, seed=10, timeout_wait=20) as workers:
-        workers.reset()
-        assert list(workers.behavior_specs) == [NAME]
-        seeds = [decision.obs[0][0, 1] for decision, _ in workers.get_steps(NAME)]
-        assert seeds == [10, 11]
-        workers.set_actions(NAME, [ActionTuple(np.full((3, 2), k)) for k in (1, 2)])
-        workers.step()
-        echoes = [decision.obs[0][0, 1] for decision, _ in workers.get_steps(NAME)]
-        assert echoes == [1, 2]
 
 
 def test_workers_that_cannot_start_leave_no_process_behind(fake: Path):

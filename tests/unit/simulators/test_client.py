@@ -9,7 +9,7 @@ from pipeline.core.specs import ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.envs.side_channels import EnvironmentParametersChannel, SideChannelManager
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
 from pipeline.simulators import client, registry
-from pipeline.simulators.games import balance_ball, grid_world
+from pipeline.simulators.games import grid_world
 from pipeline.wire.channels import side_channels
 from pipeline.wire.channels.parameters import MULTI_RANGE, UNIFORM, Sampler
 from pipeline.wire.codec.actions import actions_bytes
@@ -97,33 +97,6 @@ def test_first_command_resets_the_simulator_which_announces_each_behavior_only_o
     infos = outputs[0].rl_output.agentInfos["GridWorld?team=0"].value
     assert [(info.id, info.done, info.reward) for info in infos] == [(0, False, 0), (1, False, 0)]
     assert [len(info.action_mask) for info in infos] == [5, 5]
-
-
-def test_session_sends_zeros_to_the_simulator_for_agents_without_actions():
-    simulator = grid_world.GridWorld(n_agents=3, seed=1)
-    sent = play(simulator, command(RESET), command())
-    images = [
-        m.unity_output.rl_output.agentInfos["GridWorld?team=0"].value[0].observations[0]
-        for m in sent[1:]
-    ]
-    assert images[0] == images[1]
-
-
-def test_session_passes_actions_to_the_simulator():
-    simulator = registry.make("balance_ball", n_agents=2)
-    spec = simulator.behavior_specs[balance_ball.BEHAVIOR].action_spec
-    actions = ActionTuple(continuous=np.array([[1.0, 0.0], [-1.0, 0.0]]))
-    sent = play(
-        simulator,
-        command(RESET),
-        command(actions={balance_ball.BEHAVIOR: (actions, spec)}),
-    )
-    first, second = (
-        [i.observations[0].float_data.data[0] for i in m.unity_output.rl_output.agentInfos[b].value]
-        for b, m in zip([balance_ball.BEHAVIOR] * 2, sent[1:], strict=True)
-    )
-    assert np.array(second) - first == pytest.approx([0.087, -0.087], abs=0.003)
-    simulator.close()
 
 
 def test_error_for_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():

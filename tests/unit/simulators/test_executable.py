@@ -19,10 +19,7 @@ def test_executable_accepts_arguments_with_one_or_two_dashes(dash):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            "--num-agent 8",
-            "'--num-agent' is not an option; did you mean --num-agents? --help",
-        ),
+        ("--num-agent 8", "'--num-agent' is not an option; did you mean --num-agents? --help"),
         ("-nographic", "'-nographic' is not an option; did you mean --nographics?"),
         ("--num-agents 8 9", "'9' is not an option; --help lists all options"),
         ("--level 7", "'--level' is not an option; --help lists all options"),

@@ -27,9 +27,7 @@ def test_package_that_was_not_installed_by_pip_is_packed_with_all_its_files(tmp_
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    needed = pack.needs_from(
-        {"a.b.c": str(tmp_path / "a/b/c.py"), "s": str(tmp_path / "s.py")},
-    )
+    needed = pack.needs_from({"a.b.c": str(tmp_path / "a/b/c.py"), "s": str(tmp_path / "s.py")})
     assert needed.distributions == ()
     assert set(needed.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
 

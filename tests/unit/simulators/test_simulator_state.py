@@ -10,11 +10,7 @@ from pipeline.simulators import client, executable, registry
 from pipeline.wire.channels import side_channels, state
 from pipeline.wire.channels.parameters import UNIFORM, Sampler
 from pipeline.wire.channels.state import StateMessageType
-from pipeline.wire.codec.generated.messages import (
-    RESET,
-    ReceivedMessageProto,
-    UnityMessageProto,
-)
+from pipeline.wire.codec.generated.messages import RESET, ReceivedMessageProto, UnityMessageProto
 
 
 def frame(kind, content=b""):

@@ -1,7 +1,5 @@
 """Finds the executable in a build of an environment, and the system that it is for."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -35,13 +33,9 @@ def executable_in(
     """Return the executable of a build: the only one in the topmost folder with executables.
 
     Executables have a suffix of the platform (`.x86_64`, `.x86`, `.app`, `.exe`). If no file has
-    such a suffix, the only file with permission to be executed is returned.
-
-    Args:
-        folder: folder of the build.
-        label: name of the build in errors.
-        platform: system that the build is for; None for this system.
-        wanted: path of the executable in `folder`, for a build with several executables.
+    such a suffix, the only file with permission to be executed is returned. `label` names the build
+    in errors; `platform` is the system that it is for (None: this system); `wanted` is the path in
+    `folder` of the executable of a build with several.
 
     Raises:
         FetchError: There is no executable, or there are several, or they are for another platform.
@@ -52,12 +46,25 @@ def executable_in(
     paths = _with_suffix(folder)
     candidates = _topmost([p for p in paths if p.suffix in _SUFFIXES[platform]], folder)
     if not candidates:
-        other_files = [p for p in paths if p.suffix not in _SUFFIXES[platform]]
-        if other_files:
-            raise FetchError(_other_platform(other_files, label, platform))
+        if paths:
+            suffixes = {path.suffix for path in paths}
+            platforms = sorted(name for name in _SUFFIXES if suffixes.intersection(_SUFFIXES[name]))
+            raise FetchError(
+                f"{label}: has a build for {' and '.join(platforms)} ({paths[0].name}), but a "
+                f"build for {platform} is needed. Take the build for {platform}."
+            )
         candidates = _topmost(_executables(folder), folder)
-    if len(candidates) != 1:
-        raise FetchError(_not_one(candidates, folder, label))
+    if not candidates:
+        raise FetchError(
+            f"{label}: expected one executable, found none. The name of an executable ends in "
+            ".x86_64, .x86, .app or .exe, or the file has permission to be executed."
+        )
+    if len(candidates) > 1:
+        listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
+        raise FetchError(
+            f"{label}: expected one executable, found {listed}. Move each build into its own "
+            "folder; for an archive, name the right one with the setting 'executable'."
+        )
     return _inside_app(candidates[0], label)
 
 
@@ -85,11 +92,7 @@ def path_hint(text: str) -> str | None:
 
 
 def executable_of(build: Path) -> Path:
-    """Return the executable of a build, given as executable, application of macOS, or folder.
-
-    Raises:
-        FetchError: There is no executable, or there are several, or they are for another platform.
-    """
+    """Return the executable of a build, given as executable, application of macOS, or folder."""
     label = os.path.relpath(build)
     if not build.exists():
         raise FetchError(
@@ -102,10 +105,9 @@ def executable_of(build: Path) -> Path:
 
 
 def runs_headless(executable: Path) -> bool:
-    """Return whether an executable has to run without a display; log a line if so.
+    """Return whether an executable has to run without a display, and log a line if so.
 
-    The result is True for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is
-    set. It is False for scripts, such as packed simulators.
+    Binaries on Linux without a display have to, unless `PIPELINE_GRAPHICS=1` is set.
     """
     variables = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
     if sys.platform != "linux" or any(os.environ.get(name) for name in variables):
@@ -174,26 +176,3 @@ def _inside_app(path: Path, label: str) -> Path:
     if not named:
         raise FetchError(f"{label}: {path.name} has no executable in Contents/MacOS")
     return named[0]
-
-
-def _other_platform(other_files: list[Path], label: str, platform: str) -> str:
-    platforms = sorted(
-        {name for p in other_files for name, ends in _SUFFIXES.items() if p.suffix in ends}
-    )
-    return (
-        f"{label}: has a build for {' and '.join(platforms)} ({other_files[0].name}), but a build "
-        f"for {platform} is needed. Take the build for {platform}."
-    )
-
-
-def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
-    listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
-    if not candidates:
-        return (
-            f"{label}: expected one executable, found none. The name of an executable ends in "
-            ".x86_64, .x86, .app or .exe, or the file has permission to be executed."
-        )
-    return (
-        f"{label}: expected one executable, found {listed}. Move each build into its own folder; "
-        "for an archive, name the right one with the setting 'executable'."
-    )

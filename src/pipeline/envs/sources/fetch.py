@@ -11,8 +11,6 @@ the digest. `tarfile` and `zipfile` unpack, and the data filter of `tarfile` (PE
 entries of both. Links are made after all files, so that no file is written through a link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib
@@ -43,11 +41,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES = 16 * 10**9
-"""Default limit of the number of bytes of an archive, and of its content."""
+MAX_BYTES = 16 * 10**9  # default limit of the number of bytes of an archive, and of its content
 ATTEMPTS = 5
-PAUSE_S = 0.5
-"""Seconds of pause before the second attempt; doubled before each further attempt."""
+PAUSE_S = 0.5  # seconds of pause before the second attempt; doubled before each further attempt
 # Longest waits for the connection, and for the next bytes, in seconds.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
@@ -72,8 +68,8 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
     """Return the folder with an archive's content; download and unpack it if it is not cached.
 
     Raises:
-        FetchError: The archive cannot be downloaded, has another digest, cannot be unpacked, or the
-            archive or its content has more than `max_bytes`.
+        FetchError: The archive cannot be downloaded or unpacked, has another digest, or it or its
+            content has more than `max_bytes`.
     """
     sha256 = sha256.lower()
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
@@ -101,13 +97,7 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
 
 
 def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
-    """Download an archive and return its sha256.
-
-    Nothing is unpacked. The archive is kept, so that `fetch` does not download it again.
-
-    Raises:
-        FetchError: The archive cannot be downloaded.
-    """
+    """Download an archive and return its sha256; `fetch` does not download the archive again."""
     with _archive_lock(url):
         # The server may have another archive now than at an earlier download.
         (_downloads() / _name(url)).unlink(missing_ok=True)
@@ -247,7 +237,7 @@ def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
             return
 
 
-def _is_transient(error: requests.RequestException) -> bool:
+def _is_transient(error: "requests.RequestException") -> bool:
     from requests import exceptions
 
     if error.response is not None:
@@ -257,7 +247,7 @@ def _is_transient(error: requests.RequestException) -> bool:
     return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
 
 
-def _reason(error: requests.RequestException) -> str:
+def _reason(error: "requests.RequestException") -> str:
     if error.response is not None:
         return f"the server answered {error.response.status_code} {error.response.reason}"
     # The innermost cause is the error of the system, such as "Connection refused".
@@ -371,10 +361,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
 
 
 class _Unpacking:
-    """Unpacks one archive.
-
-    `entry` is the name of the current entry, for error messages.
-    """
+    """Unpacks one archive; `entry` is the name of the current entry, for error messages."""
 
     def __init__(self, folder: Path, max_bytes: int, label: str) -> None:
         self.entry = ""
@@ -460,10 +447,8 @@ class _Unpacking:
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:
-        """Add the declared size of an entry to the total; raise FetchError above the limit.
-
-        Neither `tarfile` nor `zipfile` writes more bytes than an entry declares.
-        """
+        """Add the declared size of an entry to the total; raise FetchError above the limit."""
+        # Neither `tarfile` nor `zipfile` writes more bytes than an entry declares.
         self.entry = entry.name
         self._n_bytes += max(0, entry.size)  # a damaged header may have a negative size
         if self._n_bytes > self._max_bytes:
@@ -473,12 +458,7 @@ class _Unpacking:
             )
 
     def _checked(self, entry: tarfile.TarInfo, _folder: object = None) -> tarfile.TarInfo:
-        """Return an entry with a safe name and mode.
-
-        Raises:
-            FetchError: The name is absolute, or a hard link leads to no unpacked file.
-            FilterError: The data filter of `tarfile` refuses the entry.
-        """
+        """Return an entry with a safe name and mode; raise FetchError or FilterError for others."""
         checked = tarfile.data_filter(entry, str(self._folder))
         if checked.name != entry.name:  # the filter makes an absolute name relative
             raise self.error(f"the entry {entry.name!r} has an absolute name")

@@ -1,7 +1,5 @@
 """Builds a Unity project with the Unity Editor in batch mode."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -30,26 +28,29 @@ _LOG_INTERVAL_S = 15.0
 _VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
 _EDITORS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
 _MACOS_EDITOR = "Unity.app/Contents/MacOS/Unity"
-# Log lines that tell the cause of a failed build; the exit code alone does not tell it.
-_LICENCE = re.compile(
-    r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
+# Log lines that tell the cause of a failed build, which the exit code does not, and what to do.
+_KNOWN_CAUSES = {
+    r"(?i)no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
     r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
     r"|failed to (activate|acquire).*licen[cs]e|token not found in cache"
-    r"|licen[cs]e (has )?expired|no ulf license found",
-    re.IGNORECASE,
-)
-_OPEN_ALREADY = re.compile(r"another unity instance is running with this project", re.IGNORECASE)
-_NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
+    r"|licen[cs]e (has )?expired|no ulf license found": "has no valid licence on this machine; "
+    "activate one in Unity Hub, or with `-serial` or a licence file on a server",
+    r"(?i)another unity instance is running with this project": "has this project open already; "
+    "close it",
+    r"(?i)executeMethod (class|method) '.*' could not be found": "does not know the method "
+    "{method}; copy workflow/unity/PipelineBuild.cs to Assets/Editor, or set `method` in "
+    "params.yaml",
+}
 # The beginning of log lines that do not tell a cause: successful builds also have them if the
 # Editor is not signed in.
 _NOISE = "[Licensing::"
 # Lines that may name a cause other than the three above, from the most to the least specific: the
 # compiler's errors, the build's errors, exceptions, and last any line with "error" or "fatal".
 _FIRST_ERRORS = (
-    re.compile(r"\berror CS\d+:"),
-    re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),
-    re.compile(r"\w*Exception\b.*: "),
-    re.compile(r"\b(error|fatal)\b", re.IGNORECASE),
+    r"\berror CS\d+:",
+    r"(?i)^(Build ?Failed|Error building Player)",
+    r"\w*Exception\b.*: ",
+    r"(?i)\b(error|fatal)\b",
 )
 
 
@@ -157,10 +158,8 @@ def _hub_folders() -> Iterator[Path]:
 
 
 def _run(source: UnitySource, command: list[str], log: Path) -> None:
-    """Run the Editor, and raise FetchError if it fails or takes too long.
-
-    The output goes to a file, because the Editor's helper processes would keep a pipe open.
-    """
+    """Run the Editor, and raise FetchError if it fails or takes too long."""
+    # The output goes to a file, because the Editor's helper processes would keep a pipe open.
     end, reported = time.monotonic() + source.timeout_s, time.monotonic()
     with log.open("wb") as output:
         try:
@@ -199,23 +198,15 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
             f"is: {last.strip()}"
         )
     # Known causes come first, because the first line with "error" is often a consequence.
-    for pattern, remedy in (
-        (_LICENCE, "has no valid licence on this machine; activate one in Unity Hub, or with "
-         "`-serial` or a licence file on a server"),
-        (_OPEN_ALREADY, "has this project open already; close it"),
-        (_NO_METHOD, f"does not know the method {source.method}; copy "
-         "workflow/unity/PipelineBuild.cs to Assets/Editor, or set `method` in params.yaml"),
-    ):  # fmt: skip
+    for pattern, remedy in _KNOWN_CAUSES.items():
         if line := _first(lines, pattern):
-            return f"{start}{remedy}. Its log says: {line}"
+            return f"{start}{remedy.format(method=source.method)}. Its log says: {line}"
     lines = [line for line in lines if line.strip() and not line.startswith(_NOISE)]
     errors = (_first(lines, pattern) for pattern in _FIRST_ERRORS)
-    line = (
-        next(filter(None, errors), "")
-        or f"no error; the last line is {(lines or ['nothing'])[-1]!r}"
-    )
+    last = f"no error; the last line is {(lines or ['nothing'])[-1]!r}"
+    line = next(filter(None, errors), last)
     return f"{start}failed with exit code {code}. Its log says: {line}. The whole log: {log}"
 
 
-def _first(lines: list[str], pattern: re.Pattern[str]) -> str:
-    return next((line.strip()[:300] for line in lines if pattern.search(line)), "")
+def _first(lines: list[str], pattern: str) -> str:
+    return next((line.strip()[:300] for line in lines if re.search(pattern, line)), "")

@@ -1,7 +1,5 @@
 """Base classes of the bridges, and helpers that draw pictures and collect agents' steps."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -22,9 +20,11 @@ from pipeline.core.specs import SPACES, BehaviorSpec, ScaledSpec
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
 from pipeline.simulators.bridges.space_text import to_text
-from pipeline.simulators.bridges.spaces import Actions, Observations
+from pipeline.simulators.bridges.spaces import Actions, Observations, parts_of
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 from pipeline.wire.channels.parameters import Parameters
+
+_log = logging.getLogger(__name__)
 
 MISUSE = (AttributeError, TypeError, ValueError)
 """Errors that Python raises if a method's result has another form than expected."""
@@ -35,24 +35,13 @@ _BY_AGENT = ("observations", "rewards", "terminations", "truncations", "infos")
 def refuse_returned(
     env: Any, method: str, result: Any, error: Exception, *, where: str
 ) -> NoReturn:
-    """Raise an error that names the rule of Gymnasium or PettingZoo that a method broke.
+    """Raise a UnityEnvironmentException that names the library's rule that a method broke.
 
-    If the method broke no rule, `error` is raised.
-
-    Args:
-        env: the environment.
-        method: `reset`, `step`, or `last` of PettingZoo's `AECEnv`.
-        result: the method's result; None if the method raised `error`.
-        error: the exception of the method, or of reading its result.
-        where: name of the environment, for the message.
-
-    Raises:
-        UnityEnvironmentException: The method broke a rule of Gymnasium or PettingZoo.
+    `method` is `reset`, `step`, or `last` of PettingZoo's `AECEnv`; `result` is its result, or None
+    if it raised `error`. `error` is raised if the method broke no rule.
     """
     library = "PettingZoo" if hasattr(env, "possible_agents") else "Gymnasium"
-    names: tuple[str, ...] = _ONE
-    if library == "PettingZoo" and method != "last":
-        names = _BY_AGENT
+    names: tuple[str, ...] = _BY_AGENT if library == "PettingZoo" and method != "last" else _ONE
     # `reset` returns observation and info only.
     names = (names[0], names[-1]) if method == "reset" else names
     rule = _broken_rule(names, result, error)
@@ -111,11 +100,8 @@ def _required_form(value: Any, name: str) -> str | None:
     return None
 
 
+# Reward, agent id, group id (0 for none) and group reward of an agent in a step.
 Row = tuple[float, int, int, float]
-"""Reward, agent id, group id (0 for none) and group reward of an agent in a step."""
-
-
-_log = logging.getLogger(__name__)
 
 # Keys of PettingZoo, RLlib, TorchRL and Tianshou for an observation that comes with a mask.
 _OBSERVATION = ("observation", "observations", "obs")
@@ -166,7 +152,12 @@ class Codec:
         self.mask_key = _mask_key(obs_space, sum(self.actions.spec.discrete_branches), where)
         seen, root = obs_space, tuple[str, ...]()
         if self.mask_key is not None:
-            seen, root = without_mask(obs_space, self.mask_key)
+            rest = [part for part in obs_space.spaces.items() if part[0] != self.mask_key]
+            # If only one part such as `observation` remains, it is the whole observation.
+            if len(rest) == 1 and rest[0][0] in _OBSERVATION:
+                seen, root = rest[0][1], (rest[0][0],)
+            else:
+                seen = spaces.Dict(rest)
         self.observations = Observations(seen, where=where, visual=visual, root=root)
         text = to_text(observation=obs_space, action=action_space, visual=visual, scale=scale)
         self.spec = ScaledSpec.of(
@@ -175,13 +166,7 @@ class Codec:
         )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return an agent's action mask, 1 = allowed, from its observation or `info`.
-
-        None allows all actions.
-
-        Raises:
-            UnityObservationException: The observation has no mask, although its space has one.
-        """
+        """Return an agent's action mask, 1 = allowed, from its observation or `info`; or None."""
         if self.mask_key is None:
             return info.get("action_mask")
         try:
@@ -193,25 +178,8 @@ class Codec:
             ) from error
 
 
-def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return an observation space without its action mask, and the keys of what remains.
-
-    The keys lead to the remaining value in an observation. If only one part such as `observation`
-    remains, the space of this part and the part's key are returned; otherwise a Dict of the
-    remaining parts, and no keys.
-    """
-    rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
-    if len(rest) == 1 and rest[0][0] in _OBSERVATION:
-        return rest[0][1], (rest[0][0],)
-    return spaces.Dict(rest), ()
-
-
 def _mask_key(space: Any, n_choices: int, where: str) -> str | None:
-    """Return the key of an observation's part that is the mask of the discrete actions, or None.
-
-    Raises:
-        SettingsError: The number of entries of the part `action_mask` is not the number of choices.
-    """
+    """Return the key of an observation's part that is the mask of the discrete actions, or None."""
     if not isinstance(space, spaces.Dict) or not n_choices:
         return None
     # Tianshou's key "mask" may mean something else, so the observation must have only one other
@@ -235,8 +203,7 @@ def _mask_key(space: Any, n_choices: int, where: str) -> str | None:
 
 def _n_entries(space: Any) -> int:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return sum(map(_n_entries, parts))
+        return sum(_n_entries(part) for _, part in parts_of(space))
     return math.prod(space.shape or ())
 
 
@@ -324,9 +291,6 @@ def picture(env: Any, where: str) -> AnyArray:
     """Return a rendered picture of an environment, uint8 [height, width, 3].
 
     MuJoCo renders without a GPU if EGL or OSMesa is installed; else `side_view` draws the bodies.
-
-    Raises:
-        SettingsError: `render` returns no picture.
     """
     inner = getattr(env, "unwrapped", env)
     if getattr(inner, "mujoco_renderer", None) is not None and not _has_off_screen_gl():

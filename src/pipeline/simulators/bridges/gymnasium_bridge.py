@@ -1,7 +1,5 @@
 """A simulator of several copies of any environment that is registered with Gymnasium."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,12 +70,7 @@ class GymnasiumSimulator(Bridge):
         return {self._behavior: batch.steps()}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Step every copy once.
-
-        Raises:
-            ValueError: The number of actions is not the number of copies.
-            UnityObservationException: An observation does not fit its space.
-        """
+        """Step every copy once; raise ValueError for another number of actions."""
         native = self._codec.actions.native(actions[self._behavior])
         batch = Batch(self._codec, len(self._envs))
         for row, (env, action) in enumerate(zip(self._envs, native, strict=True)):
@@ -133,12 +126,7 @@ class GymnasiumSimulator(Bridge):
 
 
 def envs_of(vector: Any) -> list[Any]:
-    """Close a Gymnasium vector environment; make its single environments again and return them.
-
-    Raises:
-        SettingsError: The vector environment is wrapped, or does not tell how to make its
-            single environments.
-    """
+    """Close a Gymnasium vector environment; make its single environments again and return them."""
     if vector is not vector.unwrapped or not (hasattr(vector, "env_fns") or vector.spec):
         raise SettingsError(
             f"{type(vector).__name__}: its single environments cannot be made again, because it is "
@@ -153,11 +141,7 @@ def envs_of(vector: Any) -> list[Any]:
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:
-    """Return one environment of Gymnasium, without Gymnasium's checks of each step.
-
-    Raises:
-        SettingsError: The id is unknown, or the environment cannot be made.
-    """
+    """Return one environment of Gymnasium, without Gymnasium's checks of each step."""
     arguments = naming.keywords(env_id, kwargs, render_mode)
     name = naming.registered(env_id)
     import gymnasium

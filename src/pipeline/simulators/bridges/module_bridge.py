@@ -4,8 +4,6 @@ A function with the parameters `seed` and `n_agents` returns a simulator. Any ot
 called once for each copy, and returns an environment of Gymnasium or PettingZoo.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +13,9 @@ from pipeline import plugins
 from pipeline.core.simulator import Simulator
 from pipeline.errors import SettingsError
 from pipeline.simulators.bridges import naming
+
+# Module and base classes of the environments of a library.
+_GYMNASIUM, _PETTINGZOO = ("gymnasium", "Env"), ("pettingzoo", "AECEnv", "ParallelEnv")
 
 
 def simulator(
@@ -52,7 +53,7 @@ def simulator(
         arguments["render_mode"] = render_mode
     with plugins.user_code(id):
         first = make(**arguments)
-    if not _is_gymnasium(first) and not _is_pettingzoo(first):
+    if not any(_is_of(first, *library) for library in (_GYMNASIUM, _PETTINGZOO)):
         raise OtherObjectError(id, first)
     with plugins.user_code(id):
         more_envs = [make(**arguments) for _ in range(n_agents - 1)]
@@ -91,15 +92,15 @@ def around(
     Raises:
         OtherObjectError: The objects are environments of neither library.
     """
-    if _is_vector(envs[0]):
+    if _is_of(envs[0], "gymnasium.vector", "VectorEnv"):
         from pipeline.simulators.bridges.gymnasium_bridge import envs_of
 
         envs = envs_of(envs[0])
-    if _is_gymnasium(envs[0]):
+    if _is_of(envs[0], *_GYMNASIUM):
         from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
         return GymnasiumSimulator(id=envs, seed=seed, **spaces)
-    if _is_pettingzoo(envs[0]):
+    if _is_of(envs[0], *_PETTINGZOO):
         from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 
         return PettingZooSimulator(id=envs, seed=seed, teams=teams, groups=groups, **spaces)
@@ -112,14 +113,11 @@ def makes_environments(value: Any) -> bool:
 
 
 def n_agents_of(id: str | Callable[..., Any], *, copies: int) -> int:
-    """Return the default number of agents of a user's simulator.
-
-    If the user's function makes environments and not a simulator, return `copies`.
-    """
+    """Return a user's simulator's default number of agents; `copies` for other environments."""
     make = naming.function_of(id)
-    default = (
-        inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0
-    )
+    if not _makes_simulator(make):
+        return copies
+    default = inspect.signature(make).parameters["n_agents"].default
     return default if isinstance(default, int) and default > 0 else copies
 
 
@@ -130,17 +128,7 @@ def _makes_simulator(make: Callable[..., Any]) -> bool:
         return False
 
 
-def _is_gymnasium(env: Any) -> bool:
-    # If Gymnasium is not imported, `env` is of another library.
-    module = sys.modules.get("gymnasium")
-    return module is not None and isinstance(env, module.Env)
-
-
-def _is_vector(env: Any) -> bool:
-    module = sys.modules.get("gymnasium.vector")
-    return module is not None and isinstance(env, module.VectorEnv)
-
-
-def _is_pettingzoo(env: Any) -> bool:
-    module = sys.modules.get("pettingzoo")
-    return module is not None and isinstance(env, module.AECEnv | module.ParallelEnv)
+def _is_of(env: Any, module: str, *classes: str) -> bool:
+    # If the module is not imported, `env` is of another library.
+    library = sys.modules.get(module)
+    return library is not None and isinstance(env, tuple(getattr(library, c) for c in classes))

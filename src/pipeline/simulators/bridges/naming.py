@@ -1,7 +1,5 @@
 """Finds environments by id, and suggests similar ids for unknown ids."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -48,9 +46,6 @@ def function_of(id: str | Callable[..., Any]) -> Callable[..., Any]:
     """Return the function or class that `module:function` names; return a function unchanged.
 
     The module is searched in the current folder last, after all installed modules.
-
-    Raises:
-        SettingsError: There is no such module or function, or the module cannot be imported.
     """
     quiet()
     if callable(id):
@@ -69,11 +64,7 @@ def need(package: str, env_id: str, extra: str = "envs") -> None:
 
 
 def registered(env_id: str) -> str:
-    """Import the module of `module:name`, and return the name in Gymnasium's registry.
-
-    Raises:
-        SettingsError: The module cannot be imported, or Gymnasium does not know the name.
-    """
+    """Import the module of `module:name`, and return the name in Gymnasium's registry."""
     quiet()
     need("gymnasium", env_id)
     import gymnasium
@@ -94,9 +85,6 @@ def full_name(env_id: str) -> str:
     """Return the full id of an environment: a module's path, or `module:family/name-v1`.
 
     The path may be given without `pettingzoo.`, or as PettingZoo registers it, `family/name-v1`.
-
-    Raises:
-        SettingsError: There is no such environment; the message suggests similar ids.
     """
     need("pettingzoo", env_id)
     module, _, key = env_id.rpartition(":")
@@ -121,11 +109,7 @@ def full_name(env_id: str) -> str:
 
 
 def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
-    """Return a function that makes a PettingZoo environment, and its interface, parallel or aec.
-
-    Raises:
-        SettingsError: The environment is unknown, or has no such interface, or cannot be imported.
-    """
+    """Return a function that makes a PettingZoo environment, and its interface, parallel or aec."""
     quiet()
     if api not in APIS:
         raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
@@ -135,11 +119,9 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     makers = _makers(name.rpartition(":")[2])
     if not makers:
         module = _import(name, env_id)
-        functions = {
-            "parallel": getattr(module, "parallel_env", None),
-            "aec": getattr(module, "env", None),
-        }
-        makers = {kind: make for kind, make in functions.items() if callable(make)}
+        for kind, attribute in (("parallel", "parallel_env"), ("aec", "env")):
+            if callable(function := getattr(module, attribute, None)):
+                makers[kind] = function
     for kind in ("parallel", "aec") if api == "auto" else (api,):
         if kind in makers:
             return makers[kind], kind
@@ -152,11 +134,7 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
 def keywords(
     env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None
 ) -> dict[str, Any]:
-    """Return the keywords for making an environment: the user's `kwargs` and `render_mode`.
-
-    Raises:
-        SettingsError: The user's keywords have a render mode.
-    """
+    """Return the keywords for making an environment: the user's `kwargs` and `render_mode`."""
     if "render_mode" in kwargs:
         raise SettingsError(f"{env_id}: render_mode cannot be set; remove it from kwargs.")
     return {**kwargs} if render_mode is None else {**kwargs, "render_mode": render_mode}

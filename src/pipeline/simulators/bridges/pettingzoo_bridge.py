@@ -1,7 +1,5 @@
 """A simulator of several copies of any environment of PettingZoo."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,13 +23,10 @@ class Event(NamedTuple):
     Read it before the next step, because an environment may reuse its arrays.
     """
 
-    agent: int
-    """Index of the agent in `possible_agents`."""
+    agent: int  # index of the agent in `possible_agents`
     obs: Any
-    reward: float
-    """The agent's own reward since its last decision."""
-    group_reward: float = 0.0
-    """The agent's share of its group's reward since its last decision."""
+    reward: float  # the agent's own reward since its last decision
+    group_reward: float = 0.0  # the agent's share of its group's reward since its last decision
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
     """Whether the episode was truncated; None if the episode has not ended."""
@@ -51,17 +46,13 @@ class Copy:
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
         """Agents that have asked for a decision in this episode, and have not ended."""
-        self._ended: set[str] = set()
-        """Agents that have ended in this episode."""
+        self._ended: set[str] = set()  # agents that have ended in this episode
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return all that later steps depend on; None if the environment cannot give its state."""
-        env = copy_state(self.env)
-        if env is None:
-            return None
-        stream = self._rng.bit_generator.state
-        playing, ended = sorted(self._playing), sorted(self._ended)
-        return {"env": env, "stream": stream, "playing": playing, "ended": ended}
+        env, stream = copy_state(self.env), self._rng.bit_generator.state
+        agents = {"playing": sorted(self._playing), "ended": sorted(self._ended)}
+        return None if env is None else {"env": env, "stream": stream, **agents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` has returned."""
@@ -107,10 +98,7 @@ class Copy:
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
     ) -> Iterator[Event]:
-        """Yield the last event of an agent's episode, even if the agent asked for no decision.
-
-        A second call for an agent in the same episode yields nothing.
-        """
+        """Yield the last event of an agent's episode; a second call in the episode yields none."""
         if agent not in self._ended:
             self._playing.discard(agent)
             self._ended.add(agent)
@@ -207,7 +195,11 @@ class ParallelCopy(Copy):
 
     def _add_rewards(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         """Add a step's rewards; return each agent's own and group reward since its last event."""
-        shared = dict(self._group_means(rewards))
+        shared: dict[str, float] = {}
+        for group in self._groups:
+            members = [agent for agent in group if agent in rewards]
+            total = sum(float(rewards[member]) for member in members)
+            shared |= {agent: total / len(members) for agent in members}
         gained = self._pending
         for agent, reward in rewards.items():
             own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
@@ -215,12 +207,6 @@ class ParallelCopy(Copy):
             # The own reward and the group's part must sum to the environment's reward.
             gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
-
-    def _group_means(self, rewards: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-        for group in self._groups:
-            members = [agent for agent in group if agent in rewards]
-            for agent in members:
-                yield agent, sum(float(rewards[member]) for member in members) / len(members)
 
 
 class TurnCopy(Copy):
@@ -276,10 +262,9 @@ class TurnCopy(Copy):
             env.step(None)
 
 
+# Values of the option `groups`: no groups, one group of all agents of a copy, or one group for each
+# behavior. The agents of a group share a reward.
 GROUPS = ("none", "all", "behavior")
-"""Values of the option `groups`: no groups, one group of all agents of a copy, or one group for
-each behavior. The agents of a group share a reward.
-"""
 
 
 class PettingZooSimulator(Bridge):
@@ -293,15 +278,13 @@ class PettingZooSimulator(Bridge):
         id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or a list of
             environments, one for each copy.
         kwargs: keywords for the environment.
+        visual, action_scale, render_mode: as in `GymnasiumSimulator`.
         seed: copy k draws the seeds of its episodes from this seed and k.
         n_agents: number of copies, each with all its agents.
         api: one of `naming.APIS`.
         teams: `none` for one team; `index` for a separate team for each agent; or the team of each
             agent, by its name or by its name without number.
         groups: one of `GROUPS`; all but `none` need the parallel interface.
-        visual: one of `spaces.VISUAL`.
-        action_scale: value that an action of 1 becomes in a Box's dimensions without finite bounds.
-        render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
         SettingsError: The environment cannot be made, one of its spaces is not supported, or an
@@ -329,7 +312,13 @@ class PettingZooSimulator(Bridge):
         else:
             envs, id = list(id), str(id[0])
             kind = "aec" if hasattr(envs[0], "agent_iter") else "parallel"
-        _check_groups(id, groups, kind)
+        if groups not in GROUPS:
+            raise SettingsError(f"{id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
+        if groups != "none" and kind != "parallel":
+            raise SettingsError(
+                f"{id}: groups is '{groups}', but its agents act in turns, and a group's reward "
+                "needs a step that all its agents share; leave groups out."
+            )
         if not getattr(envs[0], "possible_agents", None):
             raise SettingsError(
                 f"{id}: the environment has no possible_agents, so its behaviors cannot be known "
@@ -369,18 +358,10 @@ class PettingZooSimulator(Bridge):
         return self._collected([copy.reset() for copy in self._copies])
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply one action for each agent that asked for a decision, in each copy.
-
-        Raises:
-            ValueError: The number of actions is not the number of agents that asked.
-            UnityObservationException: An observation does not fit its space.
-            UnityEnvironmentException: The environment breaks PettingZoo's rules.
-        """
+        """Apply one action for each agent that asked for a decision, in each copy."""
         by_copy: list[dict[int, Any]] = [{} for _ in self._copies]
         for name, agent_ids in self._asking_ids.items():
-            if not agent_ids:
-                continue
-            native = self._codecs[name].actions.native(actions[name])
+            native = self._codecs[name].actions.native(actions[name]) if agent_ids else ()
             for agent_id, action in zip(agent_ids, native, strict=True):
                 # `_add` computes an agent's id from these two numbers.
                 copy, agent = divmod(agent_id, self._per_copy)
@@ -393,12 +374,11 @@ class PettingZooSimulator(Bridge):
         copies = [copy.state_dict() for copy in self._copies]
         if None in copies:
             return None
-        asking_agents = {
+        asked = {
             name: [list(divmod(agent_id, self._per_copy)) for agent_id in ids]
             for name, ids in self._asking_ids.items()
         }
-        parameters = self.parameters.state_dict()
-        return {"copies": copies, "asked": asking_agents, "parameters": parameters}
+        return {"copies": copies, "asked": asked, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` has returned."""
@@ -453,16 +433,6 @@ def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
         # PettingZoo raises an error of its own, of which the cause names the missing package.
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
-
-
-def _check_groups(env_id: str, groups: str, kind: str) -> None:
-    if groups not in GROUPS:
-        raise SettingsError(f"{env_id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
-    if groups != "none" and kind != "parallel":
-        raise SettingsError(
-            f"{env_id}: groups is '{groups}', but its agents act in turns, and a group's reward "
-            "needs a step that all its agents share; leave groups out."
-        )
 
 
 def _behaviors(

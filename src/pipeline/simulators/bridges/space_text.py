@@ -1,7 +1,5 @@
 """Converts spaces of an environment to text for specifications and exported policies, and back."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

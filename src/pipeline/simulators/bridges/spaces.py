@@ -13,8 +13,6 @@ MultiDiscrete and MultiBinary become branches; Dict and Tuple of these become bo
 the tree.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -36,8 +34,7 @@ _log = logging.getLogger(__name__)
 
 VISUAL = ("auto", "always", "never")
 """Values of the option `visual`; auto: images with sides of 20 pixels or more stay images."""
-LEAST_SIDE = 20
-"""Smallest number of pixels along each side of an image for the default encoder."""
+LEAST_SIDE = 20  # smallest number of pixels along each side of an image for the default encoder
 _TOO_SMALL = (
     "%s: the observation '%s', a picture of %dx%d pixels, is a vector of %d numbers from 0 to 1, "
     "because the encoder 'simple' needs %d pixels a side; `visual: always` (`--option "
@@ -50,11 +47,9 @@ SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of th
 class Leaf(NamedTuple):
     """One observation of a behavior, from one leaf of a Gymnasium space."""
 
-    path: Path
-    """Keys and indices of the leaf in the environment's observation."""
+    path: Path  # keys and indices of the leaf in the environment's observation
     spec: ObservationSpec
-    put: Put
-    """Writes a value of the leaf's space into an agent's row of zeros."""
+    put: Put  # writes a value of the leaf's space into an agent's row of zeros
     scale: str = ""
     """Meaning of the numbers, such as `0 to 1 stand for 0 to 255`; empty for unscaled numbers."""
 
@@ -98,11 +93,7 @@ class Observations:
         return [np.zeros((n_agents, *leaf.spec.shape), dtype=np.float32) for leaf in self.leaves]
 
     def put(self, arrays: list[FloatArray], row: int, observation: Any) -> None:
-        """Write one agent's observation into `row` of arrays from `empty`.
-
-        Raises:
-            UnityObservationException: The environment's observation does not fit its space.
-        """
+        """Write one agent's observation into `row` of arrays from `empty`."""
         for leaf, array in zip(self.leaves, arrays, strict=True):
             value = observation
             try:
@@ -118,13 +109,9 @@ class Observations:
 
 
 def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict):
-        for key, inner in space.spaces.items():
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, inner in parts_of(space):
             yield from _leaves(inner, (*path, key), where, visual)
-        return
-    if isinstance(space, spaces.Tuple):
-        for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index), where, visual)
         return
     name = _name(path, default="observation")
     spec, put = _leaf(space, name, where, visual)
@@ -364,12 +351,7 @@ class Actions:
         ]
 
     def forbidden(self, mask: Any) -> BoolArray:
-        """Convert a mask, 1 = allowed, to bool [sum of branch sizes], True = forbidden.
-
-        Raises:
-            UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
-        """
-        # In Gymnasium's masks 1 means allowed, in ML-Agents' masks True means forbidden.
+        """Convert a mask, 1 = allowed, to bool [sum of branch sizes], True = forbidden."""
         n_choices = sum(self._branches)
         try:
             flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
@@ -408,12 +390,11 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        if isinstance(space, spaces.Dict):
-            named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
-            return lambda c, d: {key: build(c, d) for key, build in named.items()}
-        if isinstance(space, spaces.Tuple):
-            parts = [self._builder(part, (*path, i)) for i, part in enumerate(space.spaces)]
-            return lambda c, d: tuple(build(c, d) for build in parts)
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            named = {key: self._builder(part, (*path, key)) for key, part in parts_of(space)}
+            if isinstance(space, spaces.Dict):
+                return lambda c, d: {key: build(c, d) for key, build in named.items()}
+            return lambda c, d: tuple(build(c, d) for build in named.values())
         if isinstance(space, spaces.Box):
             return self._box(space, path)
         first = len(self._branches)
@@ -472,11 +453,7 @@ class Actions:
 
 
 def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
-    """Yield the arrays of a mask in the order of the space; `space.sample` takes the same masks.
-
-    Raises:
-        ValueError: Mask and space are not trees of the same form.
-    """
+    """Yield the arrays of a mask in the order of the space; `space.sample` takes the same masks."""
     if mask is None:  # all choices are allowed; a Box has no mask
         yield np.ones(_n_choices(space), dtype=np.int8)
     elif isinstance(mask, Mapping):
@@ -501,11 +478,16 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
         yield flat
 
 
+def parts_of(space: Any) -> list[tuple[str | int, Any]]:
+    """Return key or index, and space, of each part of a Dict or Tuple."""
+    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return list(items)
+
+
 def _n_choices(space: Any) -> int:
     """Return the number of entries in an action space's mask: two for each bit of a MultiBinary."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return sum(map(_n_choices, parts))
+        return sum(_n_choices(part) for _, part in parts_of(space))
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

@@ -5,8 +5,6 @@ then include all environments that it wraps, or it is one of Gymnasium's own. Cl
 toy text have their state in attributes, MuJoCo in its data, and Gymnasium's wrappers in counters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ area, and also assembles the steps: a subclass only defines the beginning of an 
 of actions and the observations, each for all areas at once.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -20,8 +18,7 @@ from pipeline.errors import SettingsError
 from pipeline.seeding import stream
 from pipeline.wire.channels.parameters import Parameters
 
-Rows = AnyArray | slice
-"""Indices of areas, or a slice of all areas."""
+Rows = AnyArray | slice  # indices of areas, or a slice of all areas
 
 ALL = slice(None)
 
@@ -61,7 +58,6 @@ class Areas:
         self._specs = specs
         self.n_copies = self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
-        # Each area has its own random stream, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
         self._state_arrays: dict[str, AnyArray] = {}
 
@@ -93,7 +89,6 @@ class Areas:
         # Older checkpoints have the arrays at the top level.
         arrays = state.get("arrays", state)
         for name, values in self._state_arrays.items():
-            # The values are written in place, because subclasses have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -113,27 +108,19 @@ class SoloAreas(Areas, ABC):
         behavior: fully qualified behavior name.
         spec: specification of the behavior.
         max_step: steps after which an episode is interrupted.
-        seed: seed of all random numbers.
-        n_agents: number of areas.
+        options: `seed` and `n_agents` of `Areas`.
     """
 
+    # Number of steps by which each decision advances an episode towards its step limit.
     _decision_period = 1
-    """Number of steps by which each decision advances an episode towards its step limit."""
 
     def __init__(
-        self,
-        name: str,
-        behavior: str,
-        spec: BehaviorSpec,
-        max_step: int,
-        *,
-        seed: int,
-        n_agents: int,
+        self, name: str, behavior: str, spec: BehaviorSpec, max_step: int, **options: int
     ) -> None:
-        super().__init__(name, {behavior: spec}, seed=seed, n_agents=n_agents)
+        super().__init__(name, {behavior: spec}, **options)
         self._behavior, self._max_step = behavior, max_step
         self._n_steps = self._keep("n_steps", ())
-        self._agent_id = np.arange(n_agents, dtype=np.int32)
+        self._agent_id = self._areas.astype(np.int32)
 
     @abstractmethod
     def _place(self, rows: AnyArray) -> None:
@@ -191,7 +178,6 @@ class SoloAreas(Areas, ABC):
         """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # The rows are drawn one by one, because each area has its own random stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 

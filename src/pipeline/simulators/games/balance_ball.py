@@ -9,8 +9,6 @@ decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: 
 and collides, but its motion does not drag the ball, as in 3DBall.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import lru_cache
@@ -26,14 +24,10 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
 
 BEHAVIOR = "3DBall?team=0"
-DECISION_PERIOD = 5
-"""Number of physics steps per decision."""
-MAX_STEP = 5000
-"""Number of physics steps after which an episode is interrupted."""
-TURN_DEGREES = 2.0
-"""Degrees by which an action of 1 turns the platform per physics step."""
-TURN_LIMIT = 0.25
-"""Quaternion component beyond which the platform turns no further."""
+DECISION_PERIOD = 5  # number of physics steps per decision
+MAX_STEP = 5000  # number of physics steps after which an episode is interrupted
+TURN_DEGREES = 2.0  # degrees by which an action of 1 turns the platform per physics step
+TURN_LIMIT = 0.25  # quaternion component beyond which the platform turns no further
 TIME_STEP_S = 0.01333
 
 # The rewards of Unity's 3DBall, for each decision and for the ball's fall.
@@ -238,9 +232,7 @@ def _rotation(quaternion: AnyArray) -> AnyArray:
 def _observation(platform: AnyArray, state: AnyArray) -> FloatArray:
     """Return float32 [N, 8]: platform rotation z and x, ball position and velocity.
 
-    Args:
-        platform: [N, 4] quaternion, w first.
-        state: [N, 14] MuJoCo's time, position and velocity.
+    `platform` [N, 4] is a quaternion, w first; `state` [N, 14] MuJoCo's time, position, velocity.
     """
     obs = np.empty((len(platform), 8), dtype=np.float32)
     obs[:, 0] = platform[:, 3]

@@ -4,8 +4,6 @@ Actions are hybrid: three continuous actions move and turn, a discrete action fi
 burns the nearest food in front. The laser is masked while it recharges.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
@@ -16,18 +14,14 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
 
 BEHAVIOR = "FoodCollector?team=0"
-MAX_STEP = 300
-"""Number of decisions after which an episode is interrupted."""
+MAX_STEP = 300  # number of decisions after which an episode is interrupted
 HALF_SIDE = 10.0
 N_GOOD, N_BAD = 10, 10
-SPEED = 0.5
-"""Distance per decision at full speed."""
+SPEED = 0.5  # distance per decision at full speed
 TURN_DEGREES = 20.0
-TOUCH = 1.0
-"""Distance at which food is eaten."""
+TOUCH = 1.0  # distance at which food is eaten
 BEAM_LENGTH, BEAM_HALF_WIDTH = 5.0, 0.5
-RECHARGE = 5
-"""Number of decisions for which the laser is masked after a shot."""
+RECHARGE = 5  # number of decisions for which the laser is masked after a shot
 WALL, GOOD, BAD = range(3)
 RAY_DEGREES = rays.spread(4, 80.0)
 RAY_LENGTH = 12.0

@@ -6,8 +6,6 @@ works for a limited time, its shift, and leaves. After a break, a new agent with
 courier's seat, which is its row in the arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,11 +31,9 @@ ROADS = np.array(
 )
 """Number of simulation steps from each place (row) to each other (column); 0: no road."""
 N_PLACES = len(ROADS)
-SHIFT = 60
-"""Number of simulation steps in a courier's shift; the default of the parameter `shift`."""
+SHIFT = 60  # number of simulation steps in a courier's shift; the default of the parameter `shift`
 MAX_SHIFT = 200
-MAX_BREAK = 12
-"""Largest number of simulation steps for which a seat is empty between two couriers."""
+MAX_BREAK = 12  # largest number of simulation steps for which a seat is empty between two couriers
 OBS_SIZE = 2 * N_PLACES + 1
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))

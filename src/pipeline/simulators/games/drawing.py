@@ -1,7 +1,5 @@
 """Simple pictures of areas, drawn by Pillow, which is not packed into executables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +10,7 @@ Point = Sequence[float] | AnyArray
 
 PAPER, FLOOR, INK, GRAY = "#ffffff", "#eef1f5", "#2b3440", "#b3bcc9"
 BLUE, RED, GREEN, AMBER = "#2f6fde", "#d6453d", "#2f9e5b", "#e8a33a"
-LONGEST_SIDE = 320
-"""Number of pixels along the longer side of a picture."""
+LONGEST_SIDE = 320  # number of pixels along the longer side of a picture
 # Pictures are drawn larger by this factor and then reduced, because Pillow draws jagged edges.
 _FINER = 2
 

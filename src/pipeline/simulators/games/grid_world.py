@@ -5,8 +5,6 @@ or the red ex. All steps are computed for all areas at once; only the beginnings
 drawn one by one, each area from its own random stream.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
@@ -22,12 +20,9 @@ from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Rows, SoloAreas
 
 BEHAVIOR = "GridWorld?team=0"
-SIZE = 5
-"""Number of cells along each side of the grid."""
-CELL = 4
-"""Number of pixels along each side of a cell."""
-MAX_STEP = 100
-"""Number of decisions after which an episode is interrupted."""
+SIZE = 5  # number of cells along each side of the grid
+CELL = 4  # number of pixels along each side of a cell
+MAX_STEP = 100  # number of decisions after which an episode is interrupted
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 RED, GREEN, BLUE = 0, 1, 2
@@ -109,9 +104,7 @@ def forbidden(agent: AnyArray) -> BoolArray:
 def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
     """Return float32 [N, 3, 20, 20] images of grids, row 0 at the top.
 
-    Args:
-        agent: [N, 2] row and column.
-        goals: [N, 2, 2] row and column of the plus and of the ex.
+    `agent` [N, 2], and `goals` [N, 2, 2] of the plus and of the ex, are rows and columns.
     """
     n = len(agent)
     image = np.zeros((n, 3, SIZE, CELL, SIZE, CELL), dtype=np.float32)

@@ -5,8 +5,6 @@ facing ahead, and the door closes: no later observation depends on the cue, so a
 memory can only guess.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
@@ -17,8 +15,7 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
 
 BEHAVIOR = "Hallway?team=0"
-MAX_STEP = 150
-"""Number of decisions after which an episode is interrupted."""
+MAX_STEP = 150  # number of decisions after which an episode is interrupted
 HALF_WIDTH, ROOM_END, CORRIDOR_END = 4.0, -6.0, 12.0
 """Walls are at x = -4 and 4, z = -6 and 12; the door of the room is at z = 0."""
 TURN_DEGREES, N_HEADINGS = 20, 18
@@ -26,8 +23,7 @@ WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X = range(5)
 RAY_DEGREES = rays.spread(3, 60.0)
 RAY_LENGTH = 20.0
 SPEED = 1.0
-START_Z = 0.5
-"""z at which every agent enters the corridor, with x = 0 and heading 0."""
+START_Z = 0.5  # z at which every agent enters the corridor, with x = 0 and heading 0
 
 # The rewards of Unity's Hallway for the two goals.
 _RIGHT_REWARD, _WRONG_REWARD = 1.0, -0.1

@@ -5,8 +5,6 @@ behavior; each team observes the court as if its own paddle were on the left, so
 both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,17 +15,13 @@ from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
 
-BEHAVIORS = ("Pong?team=0", "Pong?team=1")
-"""Behaviors of the left and of the right paddle."""
-MAX_STEP = 400
-"""Number of decisions after which a point ends as a draw."""
+BEHAVIORS = ("Pong?team=0", "Pong?team=1")  # behaviors of the left and of the right paddle
+MAX_STEP = 400  # number of decisions after which a point ends as a draw
 HALF_PADDLE = 0.2
-PADDLE_SPEED = 0.06
-"""Distance per decision; the court is 2 wide and 2 high."""
+PADDLE_SPEED = 0.06  # distance per decision; the court is 2 wide and 2 high
 SERVE_SPEED, SPEED_UP, MAX_SPEED = 0.08, 1.1, 0.25
 """The ball's speed along x: at the serve, its growth factor at each return, and its maximum."""
-SLOPE = 1.0
-"""Ratio of the ball's speeds along y and x after a return with the end of the paddle."""
+SLOPE = 1.0  # ratio of the ball's speeds along y and x after a return with the end of the paddle
 
 _DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
 # Signs of x, y, vx and vy after a reflection of the court in x, for the right paddle.

@@ -6,8 +6,6 @@ and leaves, while the other agents continue, so only an algorithm that credits a
 group's later rewards learns to fill the pit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,22 +18,17 @@ from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
 BEHAVIOR = "PushTogether?team=0"
-TEAM = 3
-"""Number of agents in one area."""
+TEAM = 3  # number of agents in one area
 ROWS, COLUMNS = 5, 8
-FIRST_ROW, LAST_ROW = 1, 3
-"""First and last row that the block covers."""
-START, GOAL = 2, 6
-"""Columns of the block at the beginning and at the end of the task."""
-MAX_STEP = 150
-"""Number of decisions after which an episode is interrupted."""
+FIRST_ROW, LAST_ROW = 1, 3  # first and last row that the block covers
+START, GOAL = 2, 6  # columns of the block at the beginning and at the end of the task
+MAX_STEP = 150  # number of decisions after which an episode is interrupted
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
-_NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
+_UP, _DOWN, _LEFT, _RIGHT = range(1, len(MOVES))
 PIT_COLUMNS = (4, 5)
 PIT_REWARD, PUSH_REWARD, GOAL_REWARD = -0.1, 0.25, 1.0
-SCALE = 4.0
-"""Number of cells that a relative observation of 1 stands for."""
+SCALE = 4.0  # number of cells that a relative observation of 1 stands for
 OBS_SIZE = 12
 
 # Number of agents that must push in the same step to move the block.

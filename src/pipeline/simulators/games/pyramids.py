@@ -4,8 +4,6 @@ Shaped like Unity's Pyramids. There is no reward before the goal, and switch and
 so random actions do not reach the goal: learning needs demonstrations or a curiosity reward.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
@@ -15,16 +13,12 @@ from pipeline.simulators.games import drawing, rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 
 BEHAVIOR = "Pyramids?team=0"
-MAX_STEP = 500
-"""Number of decisions after which an episode is interrupted."""
-ROOM = 8.0
-"""Length of a room's sides; there are three by three rooms, without the middle room."""
+MAX_STEP = 500  # number of decisions after which an episode is interrupted
+ROOM = 8.0  # length of a room's sides; there are three by three rooms, without the middle room
 SIDE = 3 * ROOM
-DOORS = (4.0, 20.0)
-"""Coordinates of the middles of the doors in the walls at x or z = 8 and 16."""
+DOORS = (4.0, 20.0)  # coordinates of the middles of the doors in the walls at x or z = 8 and 16
 HALF_DOOR = 1.5
-SPOT = 2.4
-"""Distance of a switch, a goal or a pyramid from the middle of its room, in x and in z."""
+SPOT = 2.4  # distance of a switch, a goal or a pyramid from the middle of its room, in x and in z
 RING = np.array([(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0)])
 """Column (x) and row (z) of the rooms in the order of the ring, clockwise from the corner at 0."""
 TURN_DEGREES, N_HEADINGS = 30, 12
@@ -32,10 +26,8 @@ WALL, SWITCH_OFF, SWITCH_ON, GOAL, PYRAMID = range(5)
 RAY_DEGREES = rays.spread(5, 75.0)
 RAY_LENGTH = 20.0
 SPEED = 1.0
-RADIUS = 0.8
-"""Radius of switch, goal and pyramids."""
-TOUCH = 1.2
-"""Distance from the middle of a switch or goal at which it is touched."""
+RADIUS = 0.8  # radius of switch, goal and pyramids
+TOUCH = 1.2  # distance from the middle of a switch or goal at which it is touched
 
 _N_ROOMS, _MARGIN, _PUSH = len(RING), 0.4, 1.1
 # The middle of all rooms, and distances of inner walls and of doors' middles from it.
@@ -157,12 +149,9 @@ class Pyramids(SoloAreas):
 
 
 def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
-    """Return [N] coordinates after moves by `change`, which end at walls but not at doors.
+    """Return coordinates `along` [N] after moves by `change` [N], in [-1, 1], within the walls.
 
-    Args:
-        along: [N] coordinate that changes.
-        across: [N] the other coordinate.
-        change: [N] change in [-1, 1].
+    `across` [N] is the other coordinate, which tells whether an agent is at a door.
     """
     aside = np.abs(across - _MIDDLE)
     # The door is a little wider here, because rounding must not stop an agent that touches the

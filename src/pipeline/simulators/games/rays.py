@@ -4,25 +4,20 @@ Points are (x, z). A heading is an angle clockwise from +z, seen from above, as 
 the y axis.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.core.specs import ActionTuple, ObservationSpec
 
+# Signed distance, in steps, that each action moves the agent forward: nothing, forward, back, turn
+# right, turn left.
 MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
-"""Signed distance, in steps, that each action moves the agent forward: nothing, forward, back, turn
-right, turn left.
-"""
-TURNS = np.array([0, 0, 0, 1, -1])
-"""Clockwise turn of each action as a number of headings."""
+TURNS = np.array([0, 0, 0, 1, -1])  # clockwise turn of each action as a number of headings
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 # This number replaces 0 in directions, so that a division by it gives a large and finite distance.
 _SMALLEST = np.float32(1e-6)
 # float32 represents this number exactly, because stored float32 coordinates are compared with it.
-HIDDEN = 1e4
-"""A coordinate that no ray and no agent can reach."""
+HIDDEN = 1e4  # a coordinate that no ray and no agent can reach
 
 
 def spread(n_per_side: int, max_degrees: float) -> AnyArray:
@@ -46,13 +41,10 @@ def directions(degrees: AnyArray) -> FloatArray:
 def to_walls(
     origin: FloatArray, direction: FloatArray, low: AnyArray | float, high: AnyArray | float
 ) -> FloatArray:
-    """Return [N, R, 1] distances to the walls of the rectangle that contains the origin.
+    """Return [N, R, 1] distances from `origin` [N, 2] to the walls of the rectangle around it.
 
-    Args:
-        origin: [N, 2] origin of the rays.
-        direction: [N, R, 2] unit vectors without zeros.
-        low: smallest x and z of the rectangle; must broadcast to [N, R, 2].
-        high: largest x and z, with the same broadcasting.
+    `direction` [N, R, 2] are unit vectors without zeros. `low` and `high`, which must broadcast to
+    [N, R, 2], are the smallest and the largest x and z of the rectangle.
     """
     # A ray in a rectangle hits the nearer one of the two walls that it points to.
     bound = np.where(direction > 0, high, low)
@@ -63,13 +55,10 @@ def to_walls(
 def to_circles(
     origin: FloatArray, direction: FloatArray, centre: FloatArray, radius: AnyArray
 ) -> FloatArray:
-    """Return [N, R, K] distances to circles, infinite if missed or if the origin is inside.
+    """Return [N, R, K] distances from `origin` [N, 2] to circles with `centre` [N, K, 2].
 
-    Args:
-        origin: [N, 2] origin of the rays.
-        direction: [N, R, 2] unit vectors.
-        centre: [N, K, 2] centres of the circles.
-        radius: [K] radii of the circles.
+    A distance is infinite if a ray misses the circle or begins inside of it. `direction` [N, R, 2]
+    are unit vectors, `radius` is [K].
     """
     offset = centre - origin[:, None]
     off_x, off_z = offset[:, None, :, 0], offset[:, None, :, 1]
@@ -86,11 +75,8 @@ def to_circles(
 def encode(things: list[FloatArray], tag: AnyArray, n_tags: int, length: float) -> FloatArray:
     """Return [N, R * (n_tags + 2)]; per ray: one-hot tag, 1 if nothing is hit, distance / length.
 
-    Args:
-        things: list of [N, R, ...] distances to M things in all, infinite if missed.
-        tag: [M] tag of each thing.
-        n_tags: number of tags.
-        length: length of the rays; beyond it nothing is hit, and the last number is 1.
+    `things` are [N, R, ...] distances to M things in all, infinite if missed, and `tag` [M] their
+    tags. Beyond `length`, the rays' length, nothing is hit, and the last number is 1.
     """
     distance = np.concatenate(things, axis=2)
     hit = distance.min(axis=2)

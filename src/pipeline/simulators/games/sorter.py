@@ -3,8 +3,6 @@
 The number of tiles changes between episodes; the agent observes them as a list of entities.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
@@ -16,16 +14,11 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
 
 BEHAVIOR = "Sorter?team=0"
-MAX_STEP = 500
-"""Number of decisions after which an episode is interrupted."""
-MAX_TILES = 20
-"""Largest number of tiles, and number of places and of numbers that tiles can have."""
-RADIUS = 10.0
-"""Radius of the circle of tiles."""
-REACH = 9.5
-"""Largest distance of the agent from the middle."""
-TOUCH = 1.5
-"""Distance at which a tile is visited."""
+MAX_STEP = 500  # number of decisions after which an episode is interrupted
+MAX_TILES = 20  # largest number of tiles, and number of places and of numbers that tiles can have
+RADIUS = 10.0  # radius of the circle of tiles
+REACH = 9.5  # largest distance of the agent from the middle
+TOUCH = 1.5  # distance at which a tile is visited
 TURN_DEGREES, N_HEADINGS = 20, 18
 SPEED = 1.0
 

@@ -4,8 +4,6 @@ Shaped like the asymmetric example of Unity's self-play (Strikers vs. Goalie): t
 different observations, actions and rewards. The hunters are a group and win or lose together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,16 +17,11 @@ from pipeline.simulators.games.drawing import BLUE, FLOOR, RED, Canvas
 HUNTER, RUNNER = "Hunter?team=0", "Runner?team=1"
 N_HUNTERS = 2
 PER_AREA = N_HUNTERS + 1
-MAX_STEP = 100
-"""Number of decisions for which the runner must not be caught."""
-HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
-"""Distance per decision; the field is 2 wide and 2 high."""
-FULL_SPEED = 0.25
-"""Smallest length of an action at which an agent moves at full speed."""
-REACH = 0.15
-"""Distance at which a hunter has caught the runner."""
-LEAST_X = 0.2
-"""Smallest distance of all agents from the middle line at the beginning."""
+MAX_STEP = 100  # number of decisions for which the runner must not be caught
+HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08  # distance per decision; the field is 2 wide and 2 high
+FULL_SPEED = 0.25  # smallest length of an action at which an agent moves at full speed
+REACH = 0.15  # distance at which a hunter has caught the runner
+LEAST_X = 0.2  # smallest distance of all agents from the middle line at the beginning
 OBS_SIZE = 7
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_continuous(2))

@@ -104,6 +104,19 @@ class OutgoingMessage:
         self.buffer = bytearray(buffer)
 
 
+def written(*values: str | int | float) -> OutgoingMessage:
+    """Return a message of texts, int32 and float32 values; the receiver must know their types."""
+    msg = OutgoingMessage()
+    for value in values:
+        if isinstance(value, str):
+            msg.write_string(value)
+        elif isinstance(value, float):
+            msg.write_float32(value)
+        else:
+            msg.write_int32(value)
+    return msg
+
+
 class IncomingMessage:
     """A received payload, read from the front; a read beyond the end returns `default_value`."""
 

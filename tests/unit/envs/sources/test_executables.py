@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 
@@ -54,8 +52,7 @@ def test_archive_for_several_platforms_gives_the_executable_of_each_platform(tmp
 def test_setting_executable_chooses_among_several_executables_of_an_archive(tmp_path):
     build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
     with pytest.raises(
-        FetchError,
-        match=r"a\.x86_64, b\.x86_64\. .* the right one with the setting 'executable'",
+        FetchError, match=r"a\.x86_64, b\.x86_64\. .* the right one with the setting 'executable'"
     ):
         found(tmp_path)
     assert found(tmp_path, wanted="b.x86_64") == "b.x86_64"

@@ -1,7 +1,5 @@
 """Builds of Unity projects with a script that behaves like the Unity Editor in batch mode."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -25,23 +23,21 @@ assert value("-logFile") == "-"
 mode = (project / "Assets/mode").read_text()
 print("Unity Editor version:    2022.3.10f1", flush=True)
 print("[Licensing::Module] Error: Access token is unavailable; failed to update", flush=True)
-if mode == "licence":
-    print("No valid Unity Editor license found. Please activate your license.", flush=True)
-    sys.exit(198)
-if mode == "open":
-    print("It looks like another Unity instance is running with this project open.", flush=True)
-    sys.exit(1)
-if mode == "method":
-    print("executeMethod class 'PipelineBuild' could not be found.", flush=True)
-    sys.exit(1)
-if mode == "script":
-    print("Assets/Ball.cs(3,14): warning CS0168: unused", flush=True)
-    print("Assets/Ball.cs(7,2): error CS1002: ; expected", flush=True)
-    print("Assets/Ball.cs(9,2): error CS1003: another", flush=True)
-    print("Aborting batchmode due to failure:", flush=True)
-    sys.exit(1)
-if mode == "silent":
-    sys.exit(7)
+said = {{
+    "licence": ["No valid Unity Editor license found. Please activate your license."],
+    "open": ["It looks like another Unity instance is running with this project open."],
+    "method": ["executeMethod class 'PipelineBuild' could not be found."],
+    "script": [
+        "Assets/Ball.cs(3,14): warning CS0168: unused",
+        "Assets/Ball.cs(7,2): error CS1002: ; expected",
+        "Assets/Ball.cs(9,2): error CS1003: another",
+        "Aborting batchmode due to failure:",
+    ],
+    "silent": [],
+}}
+if mode in said:
+    print(*said[mode], sep="\\n", flush=True)
+    sys.exit({{"licence": 198, "silent": 7}}.get(mode, 1))
 helper = subprocess.Popen(["sleep", "600"])
 (project / "helper").write_text(str(helper.pid))
 if mode == "hang":

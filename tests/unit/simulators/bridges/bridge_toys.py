@@ -1,7 +1,5 @@
 """Environments with known numbers, and slow, obvious versions of the conversions."""
 
-from __future__ import annotations
-
 from itertools import chain
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Simulators that are made from a function or class of a Python file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

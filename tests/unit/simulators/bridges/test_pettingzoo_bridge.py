@@ -122,43 +122,6 @@ def test_parallel_environment_can_be_used_through_the_parallel_or_the_aec_interf
     assert len(asking(simulator.reset())) == n_asking
 
 
-def test_parallel_environment_gives_the_same_steps_with_and_without_the_bridge():
-    from mpe2 import simple_tag_v3
-
-    simulator = PettingZooSimulator(id="mpe.simple_tag_v3", n_agents=2, seed=5)
-    assert list(simulator.behavior_specs) == ["adversary?team=0", "agent?team=0"]
-    envs = [simple_tag_v3.parallel_env() for _ in range(2)]
-    rngs = [stream(5, "pettingzoo", k) for k in range(2)]
-    pairs = zip(envs, rngs, strict=True)
-    seen = [env.reset(seed=int(rng.integers(2**31)))[0] for env, rng in pairs]
-    names = envs[0].possible_agents
-    steps = simulator.reset()
-    rng = np.random.default_rng(1)
-    for _ in range(60):
-        chosen = {k: int(rng.integers(5)) for k in range(8)}
-        agent_steps = {agent: steps[name][0][agent] for name, agent in asking(steps)}
-        for copy in range(2):
-            for k, agent in enumerate(names):
-                assert np.array_equal(
-                    agent_steps[4 * copy + k].obs[0], np.float32(seen[copy][agent])
-                )
-        steps = simulator.step(
-            {
-                name: ActionTuple(discrete=np.array([[chosen[a]] for a in decisions]))
-                for name, (decisions, _) in steps.items()
-            }
-        )
-        for copy, env in enumerate(envs):
-            actions = {agent: chosen[4 * copy + k] for k, agent in enumerate(names)}
-            seen[copy], rewards, _, truncated, _ = env.step(actions)
-            for k, agent in enumerate(names):
-                name = f"{agent.partition('_')[0]}?team=0"
-                part = steps[name][1] if truncated[agent] else steps[name][0]
-                assert part[4 * copy + k].reward == pytest.approx(rewards[agent], rel=1e-5)
-            if not env.agents:
-                seen[copy], _ = env.reset(seed=int(rngs[copy].integers(2**31)))
-
-
 def test_agents_with_equal_names_but_different_spaces_have_different_behaviors(module):
     class Unlike(bridge_toys.Dying):
         def action_space(self, agent):
@@ -285,10 +248,14 @@ class Changing(bridge_toys.Dying):
         return observed, infos
 
     def step(self, actions):
-        observed, rewards, *rest = super().step(actions)
+        observed, rewards, *rest, infos = super().step(actions)
         if self.n == 1:
             observed.pop("bird_0", None)
-        return observed, rewards, *rest
+            infos["bug_1"] = {"action_mask": np.array([1, 0, 1])}
+        return observed, rewards, *rest, infos
+
+    def render(self):
+        return np.full((2, 2, 3), self.n_episodes, np.uint8)
 
 
 def test_episodes_and_copies_of_a_pettingzoo_environment_do_not_affect_each_other(module):
@@ -296,15 +263,16 @@ def test_episodes_and_copies_of_a_pettingzoo_environment_do_not_affect_each_othe
     choose(simulator, simulator.reset(), 0)  # rewards of 3 are pending for both birds
     simulator._envs[1].n_episodes = 3
     steps = simulator.reset()
-    assert asking(steps) == [
-        *(("bug?team=0", k) for k in (1, 3, 4)),
-        ("bird?team=0", 5),
-    ]
+    assert asking(steps) == [*(("bug?team=0", k) for k in (1, 3, 4)), ("bird?team=0", 5)]
     steps = choose(simulator, steps, 0)  # bug_0 is not part of the first copy's episode
     assert asking(steps) == [("bug?team=0", k) for k in (1, 3, 4)]
+    masks = [mask.tolist() for mask in steps["bug?team=0"][0].action_mask]
+    assert masks == [[[False, True, False], [False] * 3, [False, True, False]]]
+    assert [int(simulator.render(agent)[0, 0, 0]) for agent in (2, 3)] == [2, 4]
     steps = choose(simulator, steps, 0)
     assert ended(steps) == {3: ("bug?team=0", False, 2.0)}
     assert steps["bird?team=0"][0][5].reward == 3.0 + 4.0
+    assert steps["bird?team=0"][0].action_mask is None
     steps = choose(simulator, choose(simulator, steps, 0), 0)
     # the only agent of the first copy has ended, and a new episode begins with all agents
     assert ended(steps) == dict.fromkeys((1, 4), ("bug?team=0", False, 5.0))

@@ -1,7 +1,5 @@
 """Episodes of built-in simulators for tests: their policies, returns and observations."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 

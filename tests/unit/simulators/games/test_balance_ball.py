@@ -124,34 +124,26 @@ def test_impossible_value_of_the_parameter_scale_is_refused(make):
 
 
 def test_fallen_ball_ends_the_episode_with_reward_minus_one(make):
-    simulator = make(n_agents=12)
+    simulator = make(n_agents=40)
     simulator.reset()
-    ended = set()
+    ended, beyond = set(), []
     for _ in range(60):
-        decisions, terminals = simulator.step(turn(12, about_z=1.0))[BEHAVIOR]
+        decisions, terminals = simulator.step(turn(40, about_z=1.0))[BEHAVIOR]
         last = terminals.obs[0]
         outside = (np.abs(last[:, [2, 4]]) > 3.0).any(axis=1) | (last[:, 3] < -2.0)
         assert outside.all()
         assert (terminals.reward == -1.0).all()
         assert not terminals.interrupted.any()
-        assert len(decisions) == 12
+        assert len(decisions) == 40
         fresh = np.isin(decisions.agent_id, terminals.agent_id)
         assert (decisions.obs[0][fresh, 3] == 4.0).all()
         assert (decisions.reward[fresh] == 0.0).all()
         assert (decisions.reward[~fresh] == np.float32(0.1)).all()
         ended.update(terminals.agent_id.tolist())
-    assert ended == set(range(12))
-
-
-def test_terminal_observation_is_from_the_physics_step_in_which_the_ball_fell(make):
-    simulator = make(n_agents=40)
-    simulator.reset()
-    beyond = []
-    for _ in range(60):
-        _, terminals = simulator.step(turn(40, about_z=1.0))[BEHAVIOR]
-        last = terminals.obs[0]
+        # The last observation is of the physics step in which the ball fell.
         sideways = np.abs(last[:, 2]) > 3.0
         beyond += ((np.abs(last[:, 2]) - 3.0) / np.abs(last[:, 5]))[sideways].tolist()
+    assert ended == set(range(40))
     assert len(beyond) > 40
     assert max(beyond) <= TIME_STEP_S * 1.05
 

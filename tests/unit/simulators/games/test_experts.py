@@ -1,7 +1,5 @@
 """Returns of experts and of random policies, with which trained policies are compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from playing import policies, returns, uniform

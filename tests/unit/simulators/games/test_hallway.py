@@ -3,14 +3,7 @@ import pytest
 from playing import begun, now, put, sights, walk
 
 from pipeline.simulators.games import hallway
-from pipeline.simulators.games.hallway import (
-    GOAL_O,
-    MAX_STEP,
-    SYMBOL_O,
-    SYMBOL_X,
-    WALL,
-    Hallway,
-)
+from pipeline.simulators.games.hallway import GOAL_O, MAX_STEP, SYMBOL_O, SYMBOL_X, WALL, Hallway
 
 NOTHING, FORWARD, BACK, RIGHT, LEFT = range(5)
 PENALTY = -1.0 / MAX_STEP

@@ -6,7 +6,7 @@ from playing import now, put
 
 from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
-from pipeline.simulators.games import hallway, pong, pyramids
+from pipeline.simulators.games import hallway, pong, pyramids, sorter
 
 ANY = np.nan
 """Stands for a number that a row does not check."""
@@ -16,6 +16,7 @@ USUAL = {
     "collector": {"position": (0, 0), "degrees": 0, "food": FAR, "places": FAR},
     "grid_world": {"agent": (2, 2), "goals": ((0, 0), (4, 4)), "wanted": 0},
     "pong": {"ball": (0, 0, 0.06, 0), "paddle": (0, 0)},
+    "sorter": {"position": (0, 0), "heading": 0, "entities": 0, "waits": False},
     "push_together": {"block": 2, "pit": (1, 5), "open": True},
 }
 """The state before the actions, except for the values of a row."""
@@ -90,6 +91,15 @@ ROWS = [
      {"obs_1": (SINE, COSINE, 0), "position": (SINE, -4 + COSINE)}),
     ("hallway", {"position": (0, -4), "heading": 9}, [[1]] * 5, {"position": (0, -5.5)}),
     ("hallway", {"position": (0, -5.5), "heading": 4}, [[1]] * 9, {"position": (3.5, ANY)}),
+    # sorter: ahead (1 forward, 2 back), sideways (1 right, 2 left), turn (1 left, 2 right)
+    *(("sorter", {}, [choices], {"position": place, "reward": -1 / sorter.MAX_STEP,
+       "obs_1": (place[0] / 10, place[1] / 10, *compass)})
+      for choices, place, compass in (
+          ((0, 0, 0), (0, 0), (0, 1)), ((1, 0, 0), (0, 1), (0, 1)), ((2, 0, 0), (0, -1), (0, 1)),
+          ((0, 1, 0), (1, 0), (0, 1)), ((0, 2, 0), (-1, 0), (0, 1)),
+          ((1, 2, 0), (-SLANT, SLANT), (0, 1)), ((1, 0, 2), (SINE, COSINE), (SINE, COSINE)),
+          ((1, 0, 1), (-SINE, COSINE), (-SINE, COSINE)))),
+    ("sorter", {"position": (0, -9.5)}, [(2, 0, 0)], {"position": (0, -9.5)}),  # in the circle
 ]  # fmt: skip
 
 
@@ -98,6 +108,8 @@ def given(name, behaviors, action):
     if name == "collector":
         moves, fire = action
         made = [ActionTuple(np.float32([moves]), np.array([[fire]]))]
+    elif name == "sorter":
+        made = [ActionTuple(discrete=np.array([action]))]
     else:
         rows = np.array(action)
         parts = np.split(rows, [N_AGENTS[name] - 1]) if name in ("pong", "tag") else [rows]

@@ -33,34 +33,6 @@ def test_tiles_are_observed_as_a_list_of_variable_length():
     assert tiles.dimension_property == (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
 
 
-SINE, COSINE = np.sin(np.radians(20)), np.cos(np.radians(20))
-
-
-@pytest.mark.parametrize(
-    ("choices", "position", "compass"),
-    [
-        ((0, 0, 0), (0.0, 0.0), (0, 1)),
-        ((1, 0, 0), (0.0, 1.0), (0, 1)),
-        ((2, 0, 0), (0.0, -1.0), (0, 1)),
-        ((0, 1, 0), (1.0, 0.0), (0, 1)),
-        ((0, 2, 0), (-1.0, 0.0), (0, 1)),
-        ((1, 2, 0), (-(0.5**0.5), 0.5**0.5), (0, 1)),
-        ((1, 0, 2), (SINE, COSINE), (SINE, COSINE)),
-        ((1, 0, 1), (-SINE, COSINE), (-SINE, COSINE)),
-    ],
-)
-def test_action_branches_move_ahead_move_sideways_and_turn(choices, position, compass):
-    simulator = placed([(3, 0)])
-    decisions, _ = step(simulator, *choices)
-    assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
-    assert decisions.obs[1][0, :2] * 10 == pytest.approx(position, abs=1e-5)
-    assert decisions.obs[1][0, 2:] == pytest.approx(compass, abs=1e-5)
-    assert decisions.reward == pytest.approx([PENALTY])
-    put(simulator, position=(0.0, -9.2), heading=0)  # agents stay in the circle
-    step(simulator, 2, 1, 0)
-    assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
-
-
 def test_tile_with_the_smallest_unvisited_number_gives_a_reward_and_is_marked_as_visited():
     simulator = placed([(17, 0), (4, 5), (9, 10)])
     decisions, terminals = visit(simulator, 5)
