@@ -63,8 +63,6 @@ _LINKS = (
 experiment must have; the stage's folder; the file in it; and the link's text.
 """
 
-_CODE = re.compile(r"`([^`]+)`")
-
 
 class Figure(NamedTuple):
     """A picture in the report."""
@@ -154,9 +152,10 @@ def html(
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "anchor": _anchor,
+        "anchor": lambda term: f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}",
         "code": _with_code,
-        "base64": lambda name: _encoded(folder / name),
+        # Videos are embedded, so that the page can be sent as one file.
+        "base64": lambda name: base64.b64encode((folder / name).read_bytes()).decode(),
     }
     return environment.get_template("report.html.j2").render(
         title=title(tasks),
@@ -186,21 +185,8 @@ def _markdown_table(
 
 def _escaped(value: object) -> Markup:
     """Return a value escaped by `html.escape`; jinja2 would escape quotes differently."""
-    from markupsafe import Markup
-
     return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # the text is escaped
 
 
-def _anchor(term: str) -> str:
-    return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
-
-
 def _with_code(text: str) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # the text is escaped
-
-
-def _encoded(path: Path) -> str:
-    # Figures are embedded, so that the page can be sent as one file.
-    return base64.b64encode(path.read_bytes()).decode()
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped

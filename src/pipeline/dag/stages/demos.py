@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,6 @@ from pipeline.demos.demo_file import DemoWriter
 from pipeline.envs import executable
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    name = "a name under `demonstrations` in params.yaml"
-    return project.main(argv, __doc__, record_named, name=name)
 
 
 def record_named(name: str, root: Path) -> None:
@@ -49,6 +44,11 @@ def record_named(name: str, root: Path) -> None:
             log_folder=attempt.run,
         )
         files.write_json(attempt.out(f"{name}.json"), metrics)
+
+
+main = partial(
+    project.main, __doc__, record_named, name="a name under `demonstrations` in params.yaml"
+)
 
 
 def take(name: str, file: Path, root: Path) -> None:

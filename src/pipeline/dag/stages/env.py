@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pipeline import files
@@ -23,12 +23,6 @@ from pipeline.settings.project.environments import (
 from pipeline.settings.reader import to_map
 
 _PLAYER = "player"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    name = "a name under `environments` in params.yaml"
-    return project.main(argv, __doc__, build, name=name, short=True)
 
 
 def build(name: str, root: Path) -> None:
@@ -51,6 +45,11 @@ def build(name: str, root: Path) -> None:
     )
     with attempt_at(job, root) as attempt:
         make(name, environment, attempt.out(name), root, attempt.run)
+
+
+main = partial(
+    project.main, __doc__, build, name="a name under `environments` in params.yaml", short=True
+)
 
 
 def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, work: Path) -> None:

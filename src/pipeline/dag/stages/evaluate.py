@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,6 @@ from pipeline.tracking import mlflow_run, run_metadata
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 VIDEOS = {"median": "median.gif", "best": "best.gif"}
 """Files that the stage writes in addition if `video` is true."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    # The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
-    return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
 
 def job_of(run: run_context.Run) -> Job:
@@ -85,6 +80,10 @@ def evaluate(run: run_context.Run) -> None:
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
             tell(record, run, attempt.out("metrics.json").parent)
+
+
+# The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
+main = partial(run_context.main, __doc__, evaluate, short=True, has_runtime=False)
 
 
 def _with_policy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -25,11 +26,6 @@ TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
 OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
 MEDIAN = "median.gif"
 _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    return project.main(argv, __doc__, report)
 
 
 def report(root: Path) -> None:
@@ -54,6 +50,9 @@ def report(root: Path) -> None:
         files.write_json(attempt.out("summary.json"), _summary(tasks))
 
 
+main = partial(project.main, __doc__, report)
+
+
 def write_pages(
     tasks: Sequence[Task],
     out: Callable[[str], Path],
@@ -76,7 +75,7 @@ def write_pages(
         [*_draw(task, shown, folder), *clips]
         for task, shown, clips in zip(tasks, drawn, films, strict=True)
     ]
-    more = [*_claims(root, params), *searches(root, params)]
+    more = [*_claims(root, params), *(search(root, params, name) for name in params.sweeps)]
     setups = [_setups(task, params, others or {}) for task in tasks]
     parts = {
         name: (*experiment.stages, *(["video"] if experiment.filmed else []))
@@ -104,25 +103,27 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
         "the intervals overlap, the value is within the tolerance, or the comparison holds. "
         "If the bytes differ, `pipeline claims check` names the first cause."
     )
-    rows, header = [answer.row for answer in found], claims.HEADER
-    texts = len(header)  # every column has text, so no column is aligned as numbers
     return [
-        render.Section(title="Claims", header=header, rows=rows, notes=[note], first_number=texts)
+        render.Section(
+            title="Claims",
+            header=claims.HEADER,
+            rows=[answer.row for answer in found],
+            notes=[note],
+            first_number=len(claims.HEADER),  # every column has text, so none is aligned as numbers
+        )
     ]
 
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return the result files that the report reads, relative to the project."""
     # Policies are not listed, because a new policy gets a new evaluation, which is listed.
-    evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
-    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
-    filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
+    filmed = claims.FILES | {"evaluate": (*claims.FILES["evaluate"], MEDIAN)}
     runs = [
         Path(f"results/{stage}/{name}/seed{seed}/{file}")
         for name, experiment in params.experiments.items()
         for stage in experiment.stages
         for seed in experiment.seeds
-        for file in (filmed if experiment.filmed else files_of).get(stage, ())
+        for file in (filmed if experiment.filmed else claims.FILES).get(stage, ())
     ]
     trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
     return (*runs, *trials)
@@ -235,16 +236,13 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
     return table
 
 
-def searches(root: Path, params: Params) -> list[render.Section]:
-    """Return the report's section about each sweep: a table of trials, and notes on the ranking.
+def search(root: Path, params: Params, name: str) -> render.Section:
+    """Return the report's section about a sweep: a table of trials, and notes on the ranking.
 
     Raises:
         StageError: A score is missing or ambiguous.
     """
-    return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
-
-
-def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Section:
+    sweep = params.sweeps[name]
     trials = trials_of(root, name, sweep)
     ranked = rank(trials, goal=sweep.goal)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
