@@ -246,28 +246,15 @@ def test_report_lists_the_differences_between_experiments_for_each_behavior(para
 
 
 def test_a_report_reads_the_results_of_every_seed_and_of_every_sweep(params: Params):
-    paths = {path.as_posix() for path in report.inputs(params)}
-    assert {path for path in paths if "median.gif" in path} == {
-        f"results/evaluate/{name}/seed{seed}/median.gif"
-        for name in ("base", "other")
-        for seed in (1, 2)
-    }
-    assert {path for path in paths if "/plain/" in path} == {
-        f"results/{file}"
-        for seed in (1, 2)
-        for file in (
-            f"train/plain/seed{seed}/metrics.json",
-            f"train/plain/seed{seed}/progress.csv",
-            f"evaluate/plain/seed{seed}/metrics.json",
-            f"evaluate/plain/seed{seed}/episodes.csv",
-        )
-    }
-    trials = {
-        path
-        for path in paths
-        if path.startswith(("results/evaluate/first/", "results/evaluate/rates/"))
-    }
-    assert len(trials) == 1 + 4 * 2
+    files = ("train/{}/metrics.json", "train/{}/progress.csv")
+    files += ("evaluate/{}/metrics.json", "evaluate/{}/episodes.csv")
+    runs = [f"{name}/seed{seed}" for name in EXPERIMENTS for seed in (1, 2)]
+    expected = [file.format(run) for run in runs for file in files]
+    expected += [f"evaluate/{run}/median.gif" for run in runs if not run.startswith("plain")]
+    trials = ["first/001/seed1", *(f"rates/{number}/seed{s}" for number in SCORES for s in (1, 2))]
+    expected += [f"evaluate/{trial}/metrics.json" for trial in trials]
+    read = [path.as_posix().removeprefix("results/") for path in report.inputs(params)]
+    assert sorted(read) == sorted(expected)
 
 
 def test_report_shows_the_video_of_the_seed_with_the_median_score(
