@@ -29,6 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline import files, machine
 from pipeline.core.arrays import AnyArray
 from pipeline.errors import Interrupted, PipelineError
@@ -540,7 +542,6 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
 
 
 def _signature(graph: Any) -> Any:
-    import numpy as np
     import onnx
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec

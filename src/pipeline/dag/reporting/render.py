@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from pipeline.dag.reporting import svg
 from pipeline.evaluation import tables
 from pipeline.evaluation.charts import Chart
 from pipeline.evaluation.comparison import Task
@@ -138,8 +139,6 @@ def html(
     links only to files of these stages, and to videos.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    from pipeline.dag.reporting import svg
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -11,6 +11,7 @@ from pipeline import files
 from pipeline.dag import project
 from pipeline.dag.attempt import Job, attempt_at
 from pipeline.dag.project import named, pinned, planned
+from pipeline.envs.sources.executables import executable_in, this_platform
 from pipeline.errors import StageError
 from pipeline.settings.project.environments import (
     BridgeSource,
@@ -115,7 +116,6 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     """Copy a fetched archive's files; return the executable and the archive's sha256."""
-    from pipeline.envs.sources.executables import executable_in, this_platform
     from pipeline.envs.sources.fetch import fetch, public
 
     platform = this_platform()
@@ -136,8 +136,6 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
 
 def _copied(source: Path, folder: Path) -> Path:
     """Copy a build, and return the executable in the copy."""
-    from pipeline.envs.sources.executables import executable_in
-
     folder.mkdir(parents=True)
     if source.is_file():
         copy = Path(shutil.copy(source, folder / source.name))

@@ -12,7 +12,9 @@ from pipeline.dag import run_context
 from pipeline.dag.attempt import Job, attempt_at, read_map
 from pipeline.envs import executable
 from pipeline.errors import StageError
-from pipeline.evaluation.episodes import Episode
+from pipeline.evaluation.episodes import Episode, write_episodes
+from pipeline.evaluation.plots import plot_returns
+from pipeline.evaluation.statistics import summarize
 from pipeline.export.policy import OnnxPolicy
 from pipeline.tracking import mlflow_run, run_metadata
 
@@ -47,10 +49,6 @@ def job_of(run: run_context.Run) -> Job:
 
 def evaluate(run: run_context.Run) -> None:
     """Play the episodes, and write the episodes, their statistics and a histogram."""
-    from pipeline.evaluation.episodes import write_episodes
-    from pipeline.evaluation.plots import plot_returns
-    from pipeline.export.policy import OnnxPolicy
-
     job = job_of(run)
     with (
         attempt_at(job, run.root, lambda: job_of(run.reread())) as attempt,
@@ -195,8 +193,6 @@ def play(
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return statistics of each behavior's episodes, over the episodes of all its teams."""
-    from pipeline.evaluation.statistics import summarize
-
     by_behavior: dict[str, list[Episode]] = {}
     for episode in episodes:
         # Teams of a behavior, `Name?team=0` and `Name?team=1`, have the same policy.

@@ -16,8 +16,10 @@ from pipeline.dag.attempt import Job, attempt_at
 from pipeline.dag.reporting import claims, render, results
 from pipeline.dag.reporting.results import against_first, as_text, setup_of
 from pipeline.dag.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
-from pipeline.evaluation.charts import Chart
-from pipeline.evaluation.comparison import Task
+from pipeline.evaluation import tables
+from pipeline.evaluation.charts import Chart, charts_of
+from pipeline.evaluation.comparison import Task, compare
+from pipeline.evaluation.plots import plot
 from pipeline.settings.project.params import Params
 from pipeline.settings.project.sweeps import SweepParams, best_name
 
@@ -30,8 +32,6 @@ _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
-    from pipeline.evaluation import comparison
-
     params = project.planned(root)
     job = Job(
         stage="report",
@@ -45,7 +45,7 @@ def report(root: Path) -> None:
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
     with attempt_at(job, root) as attempt:
-        tasks = comparison.compare(results.outcomes(root, params))
+        tasks = compare(results.outcomes(root, params))
         write_pages(tasks, attempt.out, root, params)
         files.write_json(attempt.out("summary.json"), _summary(tasks))
 
@@ -64,12 +64,10 @@ def write_pages(
 
     `others` has a note about each experiment that params.yaml does not have; the stage gives None.
     """
-    from pipeline.evaluation import charts, tables
-
     folder = out("figures")
     # The folder is made even without figures, because engines require every declared output.
     folder.mkdir()
-    drawn = [charts.charts_of(task) for task in tasks]
+    drawn = [charts_of(task) for task in tasks]
     films = [_films(task, tasks, root, params, folder) for task in tasks]
     figures = [
         [*_draw(task, shown, folder), *clips]
@@ -134,8 +132,6 @@ def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple
 
     The description has trainer, steps, seeds, and the differences from the first experiment.
     """
-    from pipeline.evaluation import tables
-
     ours = [standing for standing in task.standings if standing.experiment not in others]
     names = [standing.experiment for standing in ours]
     # The settings include all defaults, so that a changed default of a trainer is also listed.
@@ -148,20 +144,18 @@ def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple
         (
             name,
             f"{setups[name].get('trainer_type', '').upper()} ({params.experiments[name].trainer}), "
-            f"{tables.budget(standing)} steps, {_seeds(standing.seeds)}"
+            f"{tables.budget(standing)} steps, {tables.seeds(standing.seeds)}"
             + (f"; against {names[0]}: {different[name]}" if name in different else ""),
         )
         for name, standing in zip(names, ours, strict=True)
     ] + [
-        (standing.experiment, f"{_seeds(standing.seeds)}. {others[standing.experiment]}")
+        (standing.experiment, f"{tables.seeds(standing.seeds)}. {others[standing.experiment]}")
         for standing in task.standings
         if standing.experiment in others
     ]
 
 
 def _draw(task: Task, charts: Sequence[Chart], folder: Path) -> list[render.Figure]:
-    from pipeline.evaluation.plots import plot
-
     stem = _file_name(f"{task.environment}-{task.behavior}")
     figures = [render.Figure(one.heading, f"{stem}-{one.file}.png", one.caption) for one in charts]
     for chart, figure in zip(charts, figures, strict=True):
@@ -247,10 +241,10 @@ def search(root: Path, params: Params, name: str) -> render.Section:
     ranked = rank(trials, goal=sweep.goal)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     first = "greatest" if sweep.goal == "maximize" else "least"
-    over = f", its mean over {_seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
+    over = f", its mean over {tables.seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
     notes = [
-        f"{len(trials)} configurations of {sweep.experiment} with {_seeds(sweep.seeds)}, ranked by "
-        f"{sweep.metric} of the evaluation{over}, {first} first."
+        f"{len(trials)} configurations of {sweep.experiment} with {tables.seeds(sweep.seeds)}, "
+        f"ranked by {sweep.metric} of the evaluation{over}, {first} first."
     ]
     n_best = sum(trial.score == ranked[0].score for trial in ranked)
     if n_best > 1:
@@ -297,12 +291,7 @@ def _fresh(
     )
     return (
         f"The best trial, {chosen.name}, scored {fresh.score:.4g} on the fresh "
-        f"{_seeds(list(scores))}{listed}, after {chosen.score:.4g} in the sweep. The best score of "
-        f"{n_trials} trials is partly luck, so quote the score on the fresh seeds, which is in the "
-        f"results of the experiment {best}."
+        f"{tables.seeds(list(scores))}{listed}, after {chosen.score:.4g} in the sweep. The best "
+        f"score of {n_trials} trials is partly luck, so quote the score on the fresh seeds, which "
+        f"is in the results of the experiment {best}."
     )
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    word = "seed" if len(seeds) == 1 else "seeds"
-    return f"{word} {', '.join(map(str, seeds))}"
