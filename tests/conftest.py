@@ -94,6 +94,16 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture(scope="session")
+def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs: creating its tables takes longer than most tests."""
+    from mlflow_runs import client
+
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    client(path.parent).search_experiments()
+    return path
+
+
 MARKS = dict.fromkeys(("determinism", "field", "fuzz", "learning"), "slow") | {
     "benchmarks": "tools"
 }

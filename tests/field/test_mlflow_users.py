@@ -42,22 +42,14 @@ pytestmark = pytest.mark.slow
 STAGES = ("train", "export", "evaluate")
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store without runs, whose tables take longer to make than most tests."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    client(path.parent).search_experiments()
-    return path
-
-
 @pytest.fixture
-def project(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, mlflow_tables: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with an empty store of its own."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     root = tmp_path / "original"
     root.mkdir()
-    shutil.copy(tables, root / "mlflow.db")
+    shutil.copy(mlflow_tables, root / "mlflow.db")
     return root
 
 
@@ -399,11 +391,13 @@ class Between(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(
+    tmp_path: Path, mlflow_tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
     """A server that no stage has used yet."""
     folder = tmp_path / "server"
     folder.mkdir()
-    shutil.copy(tables, folder / "mlflow.db")
+    shutil.copy(mlflow_tables, folder / "mlflow.db")
     started = Server(folder)
     try:
         started.wait()

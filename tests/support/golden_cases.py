@@ -8,7 +8,7 @@ this project, and `benchmarks/agreement.py` with ML-Agents, the reference.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +41,7 @@ APART: tuple[dict[int, int], ...] = ({12: 1}, {4: 1, 12: 1}, {7: 2, 12: 1}, {12:
 class Case:
     """A short training."""
 
-    trainer: str
+    trainer: str = ""
     actions: ActionSpec
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     network: dict[str, Any] = field(default_factory=dict)
@@ -100,46 +100,32 @@ _MEMORY = {"memory": {"sequence_length": 3, "memory_size": 8}}
 _CLONING = {"strength": 0.5, "batch_size": 8, "num_epoch": 2}
 _AT_ONCE = {"buffer_init_steps": 0}
 _OURS = "the reference has no such trainer"
-CASES = {
-    "ppo, continuous": Case(trainer="ppo", actions=CONTINUOUS),
-    "ppo, discrete": Case(trainer="ppo", actions=DISCRETE),
-    "ppo, hybrid": Case(trainer="ppo", actions=HYBRID),
+_SCHEDULES = ("learning_rate_schedule", "beta_schedule", "epsilon_schedule")
+_CASES = {
+    "ppo, continuous": Case(actions=CONTINUOUS),
+    "ppo, discrete": Case(actions=DISCRETE),
+    "ppo, hybrid": Case(actions=HYBRID),
     "ppo, constant schedules": Case(
-        trainer="ppo",
-        actions=HYBRID,
-        hyperparameters={
-            "learning_rate_schedule": "constant",
-            "beta_schedule": "constant",
-            "epsilon_schedule": "constant",
-        },
+        actions=HYBRID, hyperparameters=dict.fromkeys(_SCHEDULES, "constant")
     ),
-    "ppo, shared critic": Case(
-        trainer="ppo", actions=CONTINUOUS, hyperparameters={"shared_critic": True}
-    ),
+    "ppo, shared critic": Case(actions=CONTINUOUS, hyperparameters={"shared_critic": True}),
     "ppo, shared critic, memory": Case(
-        trainer="ppo",
-        actions=CONTINUOUS,
-        network=_MEMORY,
-        hyperparameters={"shared_critic": True},
-        ends=WHOLE,
+        actions=CONTINUOUS, network=_MEMORY, hyperparameters={"shared_critic": True}, ends=WHOLE
     ),
     "ppo, normalised": Case(
-        trainer="ppo",
         actions=HYBRID,
         network={"normalize": True},
         hyperparameters={"max_grad_norm": 0.3},
         signals={"rnd": {"network_settings": {"normalize": True, "hidden_units": 8}}},
         differs="it values each trajectory with the statistics of when it came",
     ),
-    "ppo, memory": Case(trainer="ppo", actions=HYBRID, network=_MEMORY, ends=WHOLE),
+    "ppo, memory": Case(actions=HYBRID, network=_MEMORY, ends=WHOLE),
     "ppo, memory, short sequences": Case(
-        trainer="ppo",
         actions=CONTINUOUS,
         network=_MEMORY,
         differs="rows that fill sequences up count in the mean of advantages",
     ),
     "ppo, values clipped": Case(
-        trainer="ppo",
         actions=CONTINUOUS,
         hyperparameters={
             "clip_value": True,
@@ -150,55 +136,43 @@ CASES = {
         signals={"rnd": {"gamma": 0.8}},
     ),
     "ppo, curiosity and rnd": Case(
-        trainer="ppo",
         actions=DISCRETE,
         signals={"curiosity": {"gamma": 0.8, "strength": 0.4}, "rnd": {"strength": 0.3}},
     ),
-    "ppo, gail": Case(trainer="ppo", actions=CONTINUOUS, signals={"gail": {"strength": 0.5}}),
+    "ppo, gail": Case(actions=CONTINUOUS, signals={"gail": {"strength": 0.5}}),
     "ppo, gail with actions": Case(
-        trainer="ppo",
         actions=HYBRID,
         signals={"gail": {"use_actions": True, "use_vail": True}},
         differs="actions have no part in its gradient penalty",
     ),
     "ppo, curiosity, hybrid": Case(
-        trainer="ppo",
         actions=HYBRID,
         signals={"curiosity": {"gamma": 0.8}},
         differs="its curiosity sees continuous actions as drawn, not as the environment gets them",
     ),
     "ppo, cloning, hybrid": Case(
-        trainer="ppo",
         actions=HYBRID,
         cloning={**_CLONING, "steps": 120},
         differs="it compares actions in -3..3 with the expert's in -1..1",
     ),
     "ppo, cloning, discrete": Case(
-        trainer="ppo", actions=DISCRETE, cloning={**_CLONING, "samples_per_update": 16}
+        actions=DISCRETE, cloning={**_CLONING, "samples_per_update": 16}
     ),
     "ppo, cloning, continuous": Case(
-        trainer="ppo", actions=CONTINUOUS, network={"deterministic": True}, cloning=_CLONING
+        actions=CONTINUOUS, network={"deterministic": True}, cloning=_CLONING
     ),
-    "ppo, cloning, memory": Case(
-        trainer="ppo", actions=DISCRETE, network=_MEMORY, ends=WHOLE, cloning=_CLONING
-    ),
-    "sac, continuous": Case(trainer="sac", actions=CONTINUOUS, ends=WHOLE),
-    "sac, discrete": Case(trainer="sac", actions=DISCRETE, ends=WHOLE, forbidden=0.0),
-    "sac, memory": Case(trainer="sac", actions=CONTINUOUS, network=_MEMORY, ends=WHOLE),
-    "sac, normalised": Case(
-        trainer="sac", actions=CONTINUOUS, network={"normalize": True}, ends=WHOLE
-    ),
+    "ppo, cloning, memory": Case(actions=DISCRETE, network=_MEMORY, ends=WHOLE, cloning=_CLONING),
+    "sac, continuous": Case(actions=CONTINUOUS, ends=WHOLE),
+    "sac, discrete": Case(actions=DISCRETE, ends=WHOLE, forbidden=0.0),
+    "sac, memory": Case(actions=CONTINUOUS, network=_MEMORY, ends=WHOLE),
+    "sac, normalised": Case(actions=CONTINUOUS, network={"normalize": True}, ends=WHOLE),
     "sac, curiosity and gail": Case(
-        trainer="sac",
         actions=CONTINUOUS,
         ends=WHOLE,
         signals={"curiosity": {"gamma": 0.8, "strength": 0.4}, "gail": {"strength": 0.5}},
     ),
-    "sac, cloning": Case(
-        trainer="sac", actions=DISCRETE, ends=WHOLE, forbidden=0.0, cloning=_CLONING
-    ),
+    "sac, cloning": Case(actions=DISCRETE, ends=WHOLE, forbidden=0.0, cloning=_CLONING),
     "sac, hybrid": Case(
-        trainer="sac",
         actions=HYBRID,
         network=_MEMORY,
         differs="its value has continuous actions' entropy with the other sign and its policy's "
@@ -206,48 +180,50 @@ CASES = {
         "forbidden choices count in the entropy that it aims at",
     ),
     "xqc, continuous": Case(
-        trainer="xqc",
-        actions=CONTINUOUS,
-        hyperparameters=_AT_ONCE,
-        network={"normalize": True},
-        differs=_OURS,
+        actions=CONTINUOUS, hyperparameters=_AT_ONCE, network={"normalize": True}, differs=_OURS
     ),
     "xqc, hybrid": Case(
-        trainer="xqc",
         actions=HYBRID,
         hyperparameters={**_AT_ONCE, "n_steps": 3, "policy_delay": 2},
         signals={"rnd": {"gamma": 0.9, "strength": 0.4}},
         differs=_OURS,
     ),
     "xqc, cloning": Case(
+<<<<<<< HEAD
         trainer="xqc", actions=DISCRETE, hyperparameters=_AT_ONCE, cloning=_CLONING, differs=_OURS
+||||||| 6d726dd7
+        trainer="xqc",
+        actions=DISCRETE,
+        hyperparameters=_AT_ONCE,
+        cloning=_CLONING,
+        differs=_OURS,
+=======
+        actions=DISCRETE, hyperparameters=_AT_ONCE, cloning=_CLONING, differs=_OURS
+>>>>>>> h-dag
     ),
     "xqc, crossq": Case(
-        trainer="xqc",
         actions=CONTINUOUS,
         hyperparameters={**_AT_ONCE, "critic": "crossq", "reward_normalization": False},
         differs=_OURS,
     ),
-    "poca, continuous": Case(trainer="poca", actions=CONTINUOUS, ends=TOGETHER),
-    "poca, discrete": Case(trainer="poca", actions=DISCRETE, ends=TOGETHER),
-    "poca, hybrid": Case(trainer="poca", actions=HYBRID, ends=TOGETHER),
-    "poca, rnd": Case(
-        trainer="poca", actions=CONTINUOUS, ends=TOGETHER, signals={"rnd": {"gamma": 0.8}}
-    ),
+    "poca, continuous": Case(actions=CONTINUOUS, ends=TOGETHER),
+    "poca, discrete": Case(actions=DISCRETE, ends=TOGETHER),
+    "poca, hybrid": Case(actions=HYBRID, ends=TOGETHER),
+    "poca, rnd": Case(actions=CONTINUOUS, ends=TOGETHER, signals={"rnd": {"gamma": 0.8}}),
     "poca, members end apart": Case(
-        trainer="poca",
         actions=CONTINUOUS,
         ends=APART,
         differs="its values of what follows an agent's end count the agent itself",
     ),
     "poca, memory": Case(
-        trainer="poca",
         actions=DISCRETE,
         network=_MEMORY,
         ends=APART,
         differs="its critic remembers what it saw itself, not what its agents remember",
     ),
 }
+CASES = {name: replace(case, trainer=name.partition(",")[0]) for name, case in _CASES.items()}
+"""All cases by name; a name begins with the trainer."""
 
 
 def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from forked import forking
 from only_our_parts import search_path
 from repositories import commit, git
@@ -42,10 +44,28 @@ def copy_project(target: Path) -> Path:
     return target
 
 
-def set_params(root: Path, text: str) -> None:
+def tiny(*experiments: str, **sections: object) -> dict[str, Any]:
+    """Return the content of tiny.yaml with only some experiments, and with further sections."""
+    content = yaml.safe_load((Path(__file__).with_name("tiny.yaml")).read_text())
+    chosen = {name: content["experiments"][name] for name in experiments}
+    return content | {"experiments": chosen} | sections
+
+
+def ball(**sections: object) -> dict[str, Any]:
+    """Return the content of params.yaml with one experiment, `ball`, and further sections."""
+    content = tiny("plain", demonstrations={}, **sections)
+    ball = content["experiments"]["plain"]
+    ball["overrides"]["behaviors.3DBall.max_steps"] = 2000
+    ball["resources"] = {"threads": 2, "memory_mb": 1500, "minutes": 30}
+    return content | {"experiments": {"ball": ball}}
+
+
+def set_params(root: Path, content: str | dict[str, Any]) -> None:
     """Write the params.yaml of a copy, and plan its runs."""
     path = root / "params.yaml"
-    path.write_text(text)
+    path.write_text(
+        content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
+    )
     write_plan(load_params(path), root / "workflow/runs.yaml")
 
 

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from project import REPRO, commit, copy_project, fast_stages, git, init_dvc, ran, run, set_params
+from project import (
+    REPRO,
+    ball,
+    commit,
+    copy_project,
+    fast_stages,
+    git,
+    init_dvc,
+    ran,
+    run,
+    set_params,
+)
 
 from pipeline.cli.sync import sync
 from pipeline.dag import engines
@@ -175,8 +186,7 @@ RUN_BY_DVC = ("python", "-m", "pipeline.cli.main", "run", "ball", "--engine", "d
 def test_pipeline_run_makes_dvc_accept_results_of_snakemake_and_refuses_a_parallel_run(tmp_path):
     """Earlier, DVC made all results again, and a second run failed because of DVC's lock."""
     root = copy_project(tmp_path / "project")
-    text = Path(__file__).with_name("swept.yaml").read_text()
-    set_params(root, text[: text.index("sweeps:")])
+    set_params(root, ball())
     shutil.rmtree(root / ".dvc", ignore_errors=True)
     fast_stages(root)
     assert repro(root, "snakemake")
@@ -295,8 +305,7 @@ def test_pipeline_run_shows_the_end_of_the_log_of_a_failed_stage(toy):
 
 def test_clone_that_pulled_from_the_dvc_remote_reruns_only_the_changed_evaluation(tmp_path: Path):
     root, clone = copy_project(tmp_path / "project"), tmp_path / "clone"
-    text = Path(__file__).with_name("swept.yaml").read_text()
-    set_params(root, text[: text.index("sweeps:")])
+    set_params(root, ball())
     init_dvc(fast_stages(root))
     run(root, "dvc", "remote", "add", "--default", "store", str(tmp_path / "store"))
     run(root, "dvc", "repro")
@@ -308,7 +317,7 @@ def test_clone_that_pulled_from_the_dvc_remote_reruns_only_the_changed_evaluatio
     run(clone, "dvc", "repro")
     assert not (clone / "ran.log").exists()
     path = clone / "params.yaml"
-    path.write_text(path.read_text().replace("episodes: 8", "episodes: 9"))
+    path.write_text(path.read_text().replace("episodes: 4", "episodes: 5"))
     run(clone, "dvc", "repro")
     assert (clone / "ran.log").read_text().splitlines() == ["evaluate ball --seed 1", "report"]
 
@@ -317,12 +326,13 @@ def test_clone_that_pulled_from_the_dvc_remote_reruns_only_the_changed_evaluatio
 def test_sync_accepts_results_of_which_dvc_made_some_and_snakemake_made_others(engine, tmp_path):
     """Earlier, Snakemake did nothing after `dvc repro`, and `pipeline sync` refused."""
     root = copy_project(tmp_path / "project")
-    text = Path(__file__).with_name("swept.yaml").read_text()
-    text = text[: text.index("sweeps:")].replace("      - 1\n", "      - 1\n      - 2\n")
-    set_params(root, text)
+    content = ball()
+    content["experiments"]["ball"]["seeds"] = [1, 2]
+    set_params(root, content)
     init_dvc(fast_stages(root))
     assert len(repro(root, engine)) == 8
-    set_params(root, text.replace("threads: 2", "threads: 3"))
+    content["experiments"]["ball"]["resources"]["threads"] = 3
+    set_params(root, content)
     target = "results/export/ball/seed1"
     first = ["export ball --seed 1", "train ball --seed 1"]
     assert ran(root, "snakemake", "--cores", "1", target) == first

@@ -11,26 +11,17 @@ from pathlib import Path
 
 import pytest
 from made_archives import digest
-from project import commit, run, set_params
+from project import commit, run, set_params, tiny
 
 pytestmark = pytest.mark.usefixtures("private_cache")
 
 ROOMS = Path(__file__).resolve().parents[2] / "examples/environments/rooms.py"
-EXPERIMENT = """\
-experiments:
-  small:
-    environment: {environment}
-    trainer: config/ppo/3DBall.yaml
-    overrides:
-      behaviors.3DBall.max_steps: 600
-      behaviors.3DBall.summary_freq: 200
-      behaviors.3DBall.hyperparameters.buffer_size: 200
-      behaviors.3DBall.hyperparameters.batch_size: 50
-    seeds:
-      - 1
-    stages:
-      - train
-"""
+SMALL = {
+    "behaviors.3DBall.max_steps": 600,
+    "behaviors.3DBall.summary_freq": 200,
+    "behaviors.3DBall.hyperparameters.buffer_size": 200,
+    "behaviors.3DBall.hyperparameters.batch_size": 50,
+}
 EDITOR = """\
 #!{python}
 import pathlib, shutil, sys
@@ -75,16 +66,19 @@ def train(project: Path) -> dict:
     return json.loads((project / "results/train/small/seed1/metrics.json").read_text())
 
 
-def set_up(project: Path, name: str, source: str) -> None:
-    text = f"environments:\n  {name}:\n{source}{EXPERIMENT.format(environment=name)}"
-    set_params(project, text)
+def set_up(root: Path, /, **source: str) -> None:
+    """Plan a training of the experiment `small` in the environment `ball` from a source."""
+    plain = tiny("plain")["experiments"]["plain"]
+    del plain["evaluation"]
+    small = plain | {"environment": "ball", "overrides": SMALL, "stages": ["train"]}
+    set_params(root, {"environments": {"ball": source}, "experiments": {"small": small}})
 
 
 @pytest.mark.slow
 def test_policy_trains_in_an_executable_that_was_downloaded(project, web, player, tmp_path):
     content = archive_of(player, tmp_path)
     url = web.add("ball.zip", content)
-    set_up(project, "ball", f"    source: fetch\n    url: {url}\n    sha256: {digest(content)}\n")
+    set_up(project, source="fetch", url=url, sha256=digest(content))
     for _ in range(2):
         run(project, sys.executable, "workflow/scripts/env.py", "ball")
     assert len(web.asked) == 1
@@ -109,7 +103,7 @@ def test_unity_project_is_built_by_the_editor(project, player, tmp_path, monkeyp
     editor.chmod(0o755)
     monkeypatch.setenv("PIPELINE_UNITY_EDITOR", str(editor))
     unity_project(tmp_path / "My Game")
-    set_up(project, "ball", '    source: unity\n    project: "../My Game"\n')
+    set_up(project, source="unity", project="../My Game")
     run(project, sys.executable, "workflow/scripts/env.py", "ball")
     ball = described(project, "ball")
     assert ball["file"] == "player/ball.x86_64"
@@ -154,7 +148,17 @@ def _stamps(project: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 def test_policy_trains_and_is_evaluated_in_a_gymnasium_environment(project: Path):
-    set_params(project, Path(__file__).with_name("bridged.yaml").read_text())
+    content = tiny("plain")
+    kwargs = {"sutton_barto_reward": True}
+    cart = {"source": "gymnasium", "id": "CartPole-v1", "copies": 4, "kwargs": kwargs}
+    steps = {"max_steps": 2000, "summary_freq": 1000}
+    experiment = content["experiments"]["plain"] | {
+        "environment": "cart",
+        "trainer": "config/ppo/CartPole.yaml",
+        "overrides": {f"behaviors.CartPole-v1.{key}": value for key, value in steps.items()},
+    }
+    content |= {"environments": {"cart": cart}, "demonstrations": {}}
+    set_params(project, content | {"experiments": {"cart_ppo": experiment}})
     commit(project, "bridged")
     run(project, "dvc", "repro")
     cart = described(project, "cart")

@@ -9,9 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import yaml
 from learn_command import PPO, Learning, checkpoint, gone, write
-from project import commit, run, set_params
+from project import commit, run, set_params, tiny
 
 SUFFIXES = (".pt", ".onnx", ".npz")
 
@@ -163,11 +162,9 @@ def test_settings_that_two_learners_do_not_support_are_refused_in_one_line(learn
 @pytest.mark.slow
 def test_train_stage_uses_two_learners_with_dvc_and_with_snakemake(project: Path):
     """`learners: 2` of an experiment in params.yaml, through the same rule of both engines."""
-    content = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text())
-    plain = content["experiments"]["plain"]
-    plain |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}}
-    content["experiments"] = {"plain": plain}
-    set_params(project, yaml.safe_dump(content, sort_keys=False))
+    content = tiny("plain")
+    content["experiments"]["plain"] |= {"learners": 2, "resources": {"memory_mb": 700, "gpus": 1}}
+    set_params(project, content)
     commit(project, "with two learners")
     snakemake = ("snakemake", "--cores", "2", "--quiet", "all")
     folder = project / "results/train/plain/seed1"

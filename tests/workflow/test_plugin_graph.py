@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from example_plugin_site import EXAMPLE, install
-from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run
+from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run, tiny
 
-HERE = Path(__file__).parent
 OWN = ["env corridor", *(f"{stage} plugged --seed 1" for stage in ("train", "export", "evaluate"))]
 OTHERS = [
     "env balance_ball",
@@ -24,7 +24,14 @@ pytestmark = pytest.mark.slow
 def plugged(tmp_path: Path) -> Path:
     """A copy of the project with the package next to its sources, without results."""
     root = copy_project(tmp_path / "project")
-    shutil.copy(HERE / "plugged.yaml", root / "params.yaml")
+    content = tiny("plain", demonstrations={})
+    content["environments"]["corridor"] = {"source": "builtin"}
+    content["experiments"]["plugged"] = content["experiments"]["plain"] | {
+        "environment": "corridor",
+        "trainer": "config/Corridor.yaml",
+        "overrides": {"behaviors.Corridor.max_steps": 1000},
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     shutil.copy(EXAMPLE / "Corridor.yaml", root / "config/Corridor.yaml")
     install(root / "src", version="1.0")
     plan(root)

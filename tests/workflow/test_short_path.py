@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from project import REPRO, copy_project, fast_stages, init_dvc, ran, set_params
+from project import REPRO, copy_project, fast_stages, init_dvc, ran, set_params, tiny
 
 from pipeline.dag import engines
 
@@ -15,10 +15,9 @@ def test_first_call_of_the_engine_runs_every_stage_and_the_second_call_runs_none
     engine: str, tmp_path: Path
 ):
     root = copy_project(tmp_path / "project")
-    tiny = Path(__file__).with_name("tiny.yaml").read_text()
-    begin, _, cloned = tiny.partition("  plain:\n")
-    cloned = cloned[cloned.index("  cloned:\n") :].replace("      video: true\n", "")
-    set_params(root, begin + cloned)
+    content = tiny("cloned")
+    del content["experiments"]["cloned"]["evaluation"]["video"]
+    set_params(root, content)
     init_dvc(root)
     fast_stages(root)
     learned = [f"{stage} cloned --seed 1" for stage in ("pretrain", "train", "export", "evaluate")]
@@ -30,8 +29,7 @@ def test_first_call_of_the_engine_runs_every_stage_and_the_second_call_runs_none
 @pytest.mark.parametrize("engine", REPRO)
 def test_new_or_edited_claims_rerun_only_the_report(engine: str, tmp_path: Path):
     root = copy_project(tmp_path / "project")
-    tiny = Path(__file__).with_name("tiny.yaml").read_text()
-    set_params(root, tiny.partition("  cloned:\n")[0])
+    set_params(root, tiny("plain"))
     init_dvc(root)
     fast_stages(root)
     assert "report" in ran(root, *REPRO[engine])

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import REPRO, commit, copy_project, fast_stages, init_dvc, ran, run, set_params
+import yaml
+from project import REPRO, ball, commit, copy_project, fast_stages, init_dvc, ran, run, set_params
 
-HERE = Path(__file__).parent
 RATE = "behaviors.3DBall.hyperparameters.learning_rate"
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 def prepared(tmp_path_factory) -> Path:
     """A copy of the project with a sweep of two trials, without results."""
     root = copy_project(tmp_path_factory.mktemp("swept") / "project")
-    set_params(root, (HERE / "swept.yaml").read_text())
+    grid = {"experiment": "ball", "method": "grid", "parameters": {RATE: [1e-6, 3e-3]}}
+    sweeps = {"rates": grid | {"seeds": [1], "best": {"seeds": [11, 12]}}}
+    set_params(root, ball(sweeps=sweeps, subsets={"quick": ["ball-1"]}))
     init_dvc(root)
     commit(root, "with a sweep")
     return root
@@ -68,7 +70,7 @@ def test_best_trial_of_a_sweep_runs_after_the_ranking_and_again_if_the_ranking_c
     assert first[1] == sorted(["env balance_ball", *everything, "report"])
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     assert ran(toy, *engine) == []
-    set_params(toy, (toy / "params.yaml").read_text().replace("- 3e-3", "- 2e-3"))
+    set_params(toy, (toy / "params.yaml").read_text().replace("- 0.003", "- 0.002"))
     second = runs(*ALL_OF, of="rates/002", seed=1)
     assert ran(toy, *engine) == sorted([*second, "sweep rates", *BEST, "report"])
 
@@ -116,13 +118,10 @@ def test_pipeline_run_accepts_a_subset_and_a_stage_and_dvc_repro_accepts_a_patte
 @pytest.fixture
 def adaptive(swept: Path) -> Path:
     """The same sweep with Optuna, which proposes the last two trials one after the other."""
-    text = (swept / "params.yaml").read_text()
-    text = text.replace("method: grid", "method: optuna\n    runs: 3\n    seed: 0")
-    text = text.replace(
-        "        - 1e-6\n        - 3e-3\n", "        min: 1e-5\n        max: 1e-2\n"
-    )
-    text = text.replace("1e-2\n", "1e-2\n    startup: 2\n    prune_after: 1000\n")
-    set_params(swept, text)
+    content = yaml.safe_load((swept / "params.yaml").read_text())
+    search = {"method": "optuna", "runs": 3, "seed": 0, "startup": 2, "prune_after": 1000}
+    content["sweeps"]["rates"] |= search | {"parameters": {RATE: {"min": 1e-5, "max": 1e-2}}}
+    set_params(swept, content)
     commit(swept, "with Optuna")
     return swept
 

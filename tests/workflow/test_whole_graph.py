@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import mlflow_runs
+import psutil
 import pytest
 from project import ROOT, commit, copy_project, environment, git, run, set_params
 
@@ -22,7 +23,6 @@ from pipeline.cli.sync import sync
 from pipeline.dag.graph import graph_of
 from pipeline.settings.project.params import load_params
 
-TINY = Path(__file__).with_name("tiny.yaml")
 TRAIN = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 def tiny_project(root: Path) -> Path:
     copy_project(root)
-    set_params(root, TINY.read_text())
+    set_params(root, Path(__file__).with_name("tiny.yaml").read_text())
     commit(root, "tiny")
     return root
 
@@ -336,7 +336,7 @@ def test_training_is_not_recorded_with_parameters_that_changed_while_training_ra
     before = params.read_text()
     command = ["dvc", "repro", "--single-item", "train@plain-1"]
     with start_training(trainable, *command) as child:
-        params.write_text(before.replace("seeds:\n      - 1", "seeds:\n      - 1\n      - 2", 1))
+        params.write_text(before.replace("seeds: [1]", "seeds: [1, 2]", 1))
         params.write_text(params.read_text().replace("max_steps: 40000", "max_steps: 50000", 1))
         _, errors = child.communicate(timeout=300)
     assert child.returncode != 0
@@ -360,8 +360,6 @@ def test_training_is_not_recorded_with_parameters_that_changed_while_training_ra
 def test_no_process_of_a_stage_survives_after_its_engine_was_killed(
     trainable: Path, command: tuple[str, ...], shell: str
 ):
-    import psutil
-
     params = trainable / "params.yaml"
     endless = params.read_text().replace("max_steps: 40000", "max_steps: 400000000")
     params.write_text(endless)
@@ -407,8 +405,6 @@ def test_training_that_finished_after_snakemake_was_killed_is_not_repeated(train
 
 def wait_for_stage(engine, timeout_s: float = 120):
     """Return the training process below `engine` when it has started an environment."""
-    import psutil
-
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         for process in engine.children(recursive=True):

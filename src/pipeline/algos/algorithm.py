@@ -146,7 +146,9 @@ class Algorithm(ABC):
             # The gradients have no entry for parameters that this optimizer does not train.
             checked = {"gradient": optimizer.gradient, "weight": optimizer.flat}
             for kind, flat in checked.items():
-                if flat.isfinite().all():
+                # A number that is not finite makes the sum not finite, and to add up is faster. Only
+                # a sum that overflows needs the check of all numbers.
+                if math.isfinite(flat.sum()) or flat.isfinite().all():
                     continue
                 gradients = dict(optimizer.gradients)
                 tensors_by_name = (

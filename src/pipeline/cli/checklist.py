@@ -11,9 +11,8 @@ from typing import Any
 from pipeline.cli.parser import Parser, option
 from pipeline.dag.attempt import WORK, read_map
 from pipeline.dag.reporting import claims, results
-from pipeline.evaluation import statistics
+from pipeline.evaluation import statistics, tables
 from pipeline.evaluation.comparison import EVALUATED, compare
-from pipeline.evaluation.tables import duration
 from pipeline.settings.nodes import to_plain
 from pipeline.settings.project.params import Params, load_params
 from pipeline.settings.project.sweeps import SweepParams
@@ -114,7 +113,7 @@ def _settings(params: Params) -> Iterator[str]:
     for name, one in params.experiments.items():
         yield (
             f"{name}: environment {one.environment}, settings {one.trainer} with "
-            f"experiments.{name}.overrides of params.yaml, {_seeds(one.seeds)}."
+            f"experiments.{name}.overrides of params.yaml, {tables.seeds(one.seeds)}."
         )
     for name, sweep in params.sweeps.items():
         yield _sweep(name, sweep)
@@ -152,7 +151,7 @@ def _compute(jobs: Mapping[str, Sequence[dict[str, Any]]]) -> Iterator[str]:
         resumed = sum(facts["resumed"] for facts in done)
         yield (
             f"{name}: {len(done)} of {len(records)} jobs have a record here: "
-            f"{duration(sum(facts['duration_s'] for facts in done))} of job time, "
+            f"{tables.duration(sum(facts['duration_s'] for facts in done))} of job time, "
             f"{sum(timed) / 3600:.3g} CPU hours{of}"
             f"{f'; {resumed} resumed, earlier time not counted' if resumed else ''}."
         )
@@ -182,15 +181,11 @@ def _sweep(name: str, sweep: SweepParams) -> str:
         values = ", ".join(map(str, axis.values)) if one is None else f"{one.min} to {one.max}"
         axes.append(f"{key} in {values}")
     over = "; ".join(axes) or f"{len(sweep.configurations)} listed configurations"
-    best = f"; the best ran again with {_seeds(sweep.best.seeds)}" if sweep.best else ""
+    best = f"; the best ran again with {tables.seeds(sweep.best.seeds)}" if sweep.best else ""
     return (
         f"Sweep {name} of {sweep.experiment}: {sweep.method}, {len(sweep.trials())} trials with "
-        f"{_seeds(sweep.seeds)}, ranked by {sweep.metric} ({sweep.goal}), over {over}{best}."
+        f"{tables.seeds(sweep.seeds)}, ranked by {sweep.metric} ({sweep.goal}), over {over}{best}."
     )
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def _markdown(forms: Forms) -> str:

@@ -191,6 +191,11 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     # call's means that the earlier call of Snakemake was killed: `note_finished` removes the entry
     # after a call that has ended.
     is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
+
+    def is_respelled() -> bool:  # the values themselves are the same
+        # If dvc.yaml is in another folder, DVC writes its path and a colon before the stage's name.
+        return os.environ.get(_DVC, "").rpartition(":")[2] in edited_stages(root)
+
     current = Attempt(
         job=job,
         root=root,
@@ -199,7 +204,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         digests=digests,
         sources=used,
         resumed=same and not finished,
-        done=same and finished and copy.is_dir() and (is_lost or _is_respelled(root)),
+        done=same and finished and copy.is_dir() and (is_lost or is_respelled()),
     )
     for leftover in ("out", "old", "tmp"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
@@ -222,23 +227,30 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     return current
 
 
-def _is_respelled(root: Path) -> bool:
-    """Return whether a parameter is written differently in dvc.lock than in its file.
+def edited_stages(
+    root: Path, spelled: Callable[[Any], Any] = lambda value: value
+) -> dict[str, dict[str, Any]]:
+    """Return the entries of dvc.lock with a parameter that its file now has with another value.
 
-    The caller has checked that the values are the same.
+    `spelled` is applied to both values before they are compared. The result is {} if a file cannot
+    be read.
     """
-    # If dvc.yaml is in another folder, DVC writes its path and a colon before the stage's name.
-    stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
-        noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
-        now = {file: read_yaml(root / file) for file in noted}
-    except (PipelineError, KeyError, TypeError):  # DVC has no record, or a file cannot be read
-        return False
-    return any(
-        to_plain(find(now[file], key)) != value
-        for file, values in noted.items()
-        for key, value in values.items()
-    )
+        stages = to_plain(read_yaml(root / "dvc.lock"))["stages"]
+        # Each parameter file is read once, although many stages depend on it.
+        names = {name for entry in stages.values() for name in entry.get("params", {})}
+        now = {name: read_yaml(root / name) for name in names}
+        return {
+            stage: entry
+            for stage, entry in stages.items()
+            if any(
+                spelled(to_plain(find(now[name], key))) != spelled(value)
+                for name, values in entry.get("params", {}).items()
+                for key, value in values.items()
+            )
+        }
+    except (PipelineError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _digest(job: Job, root: Path, path: Path) -> str:

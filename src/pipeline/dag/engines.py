@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from pipeline.dag import sources
+from pipeline.dag.attempt import edited_stages
 from pipeline.dag.project import code_of
-from pipeline.errors import PipelineError, StageError, shell_command
+from pipeline.errors import StageError, shell_command
 from pipeline.files import write_whole
-from pipeline.settings.nodes import find, respelled, to_plain
-from pipeline.settings.yaml_file import read_yaml
+from pipeline.settings.nodes import respelled
 
 _log = logging.getLogger(__name__)
 
@@ -140,23 +140,8 @@ def unseen(results: Sequence[str]) -> str:
 
 def edited_since_dvc(root: Path) -> list[str]:
     """Return the outputs of each stage with a parameter that differs from its value in dvc.lock."""
-    try:
-        stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
-        noted = [(stage, stage.get("params", {})) for stage in stages]
-        # Each parameter file is read once, although many stages depend on it.
-        now = {name: read_yaml(root / name) for name in {name for _, of in noted for name in of}}
-        return [
-            output["path"]
-            for stage, files in noted
-            if any(
-                respelled(to_plain(find(now[name], key))) != respelled(value)
-                for name, values in files.items()
-                for key, value in values.items()
-            )
-            for output in stage.get("outs", ())
-        ]
-    except (PipelineError, KeyError, TypeError, AttributeError):  # dvc.lock cannot be read
-        return []
+    stages = edited_stages(root, respelled).values()
+    return [output["path"] for stage in stages for output in stage.get("outs", ())]
 
 
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:

@@ -158,7 +158,9 @@ def signals() -> Iterator[None]:
     except Interrupted:
         raise
     except Exception as error:
-        _await_signal_after(error)
+        if isinstance(error, UnityProcessEndedException | UnityCommunicatorStoppedException):
+            # A signal may have ended the environment; the handler raises and so ends the sleep.
+            time.sleep(_GRACE_S)
         if _received:
             raise _stopped() from error
         raise
@@ -175,12 +177,6 @@ def _is_wanted(number: int) -> bool:
     """Return whether to handle a signal: all except a SIGHUP that `nohup` ignores."""
     is_hangup = number == getattr(signal, "SIGHUP", None)
     return not (is_hangup and signal.getsignal(number) is signal.SIG_IGN)
-
-
-def _await_signal_after(error: Exception) -> None:
-    """If an environment has ended, wait briefly for the signal that may have ended it."""
-    if isinstance(error, UnityProcessEndedException | UnityCommunicatorStoppedException):
-        time.sleep(_GRACE_S)  # the signal's handler raises and so ends the sleep
 
 
 def _raise_unless_handled(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -63,9 +63,9 @@ def planned(root: Path) -> Params:
 
 
 def main(
-    argv: Sequence[str],
     description: str | None,
     work: Callable[..., None],
+    argv: Sequence[str],
     *,
     name: str = "",
     short: bool = False,

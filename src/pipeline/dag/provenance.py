@@ -28,19 +28,8 @@ PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
 # Packages with code that decides the result of `pipeline learn`, unlike commands and reports.
 _LEARN_FOLDERS = (
-    *(
-        "algos",
-        "core",
-        "data",
-        "demos",
-        "envs",
-        "export",
-        "nets",
-        "settings",
-        "simulators",
-        "trainer",
-    ),
-    "wire",
+    *("algos", "core", "data", "demos", "envs", "export", "nets", "settings", "simulators"),
+    *("trainer", "wire"),
 )
 
 Record = dict[str, Any]

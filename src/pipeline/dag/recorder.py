@@ -28,13 +28,6 @@ _Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name of a method of `MlflowRun`, with its arguments; the name of the first call is empty."""
 
 
-def _forwarded(name: str) -> Callable[..., None]:
-    def call(self: ForwardedRun, *arguments: Any, **options: Any) -> None:
-        self.send(name, *arguments, **options)
-
-    return call
-
-
 class ForwardedRun(MlflowRun):
     """Sends the calls that write to MLflow to the thread that writes them; only `end` waits."""
 
@@ -42,19 +35,6 @@ class ForwardedRun(MlflowRun):
         super().__init__(key, prefix=prefix)
         self._connection = _connected()
         self.send("", key, prefix=prefix)
-
-    on_summary = _forwarded("on_summary")
-    on_image = _forwarded("on_image")
-    complete = _forwarded("complete")
-    points = _forwarded("points")
-    describe = _forwarded("describe")
-    params = _forwarded("params")
-    settings = _forwarded("settings")
-    made = _forwarded("made")
-    artifacts = _forwarded("artifacts")
-    picture = _forwarded("picture")
-    model = _forwarded("model")
-    score = _forwarded("score")
 
     def send(self, name: str, *arguments: Any, **options: Any) -> None:
         """Send a call of the method `name`."""
@@ -79,6 +59,17 @@ class ForwardedRun(MlflowRun):
         except (EOFError, OSError) as error:
             self.lose(error)
         self._connection.close()
+
+
+def _forwarded(name: str) -> Callable[..., None]:
+    return lambda run, *arguments, **options: run.send(name, *arguments, **options)
+
+
+for _name in (
+    *("on_summary", "on_image", "complete", "points", "describe", "params", "settings", "made"),
+    *("artifacts", "picture", "model", "score"),
+):
+    setattr(ForwardedRun, _name, _forwarded(_name))
 
 
 def _connected() -> Connection:

@@ -74,9 +74,9 @@ class Run:
 
 
 def main(
-    argv: Sequence[str],
     description: str | None,
     work: Callable[[Run], None],
+    argv: Sequence[str],
     *,
     short: bool = False,
     has_runtime: bool = True,

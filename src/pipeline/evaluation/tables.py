@@ -245,6 +245,11 @@ def _probability(improvement: Improvement) -> str:
     return f"{wins:g} of {n} pair{'s' * (n > 1)}"
 
 
+def seeds(numbers: Sequence[int]) -> str:
+    """Return seeds as text, such as `seeds 1, 2`."""
+    return f"seed{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
 def percent(share: float) -> str:
     """Return a probability as text, in percent with two significant digits."""
     return f"{100 * share:{'.0f' if share >= 0.1 else '.2g'}} %"

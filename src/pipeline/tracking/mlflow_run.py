@@ -29,6 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline import files, machine
 from pipeline.core.arrays import AnyArray
 from pipeline.errors import Interrupted, PipelineError
@@ -60,8 +62,6 @@ _DESCRIPTION = (
     "Policies for Unity as ONNX, a version for each run. `best` has the highest mean return in "
     "evaluation; an experiment's alias is the best of its seeds."
 )
-
-
 _STDERR = threading.Lock()
 
 
@@ -134,9 +134,28 @@ class MlflowRun(Sink):
         )
 
     def complete(self, curve: Sequence[tuple[str, str, float, int]]) -> None:
-        """Wait for queued summaries, and write the points of `curve` that the run lacks."""
+        """Wait for queued summaries, and write the points of `curve` that the run lacks.
+
+        A killed process loses its queued points, and a store that other processes lock refuses some
+        points. Wall times are in no file, so wall times cannot be added.
+        """
         self._settle()
-        self._write(lambda store: self._fill(store, curve))
+        points = {
+            (self._charted(behavior, tag), step): value
+            for behavior, tag, value, step in curve
+            if math.isfinite(value)
+        }
+
+        def fill(store: Store) -> None:
+            for name in {name for name, _ in points}:
+                # Points are unique by name and step; a point that MLflow has is not written twice.
+                for metric in store.client.get_metric_history(self.run_id, name):
+                    points.pop((name, metric.step), None)
+            self._log_metrics(
+                store, [(name, value, step) for (name, step), value in points.items()]
+            )
+
+        self._write(fill)
 
     def results(self, values: Mapping[str, float]) -> None:
         """Write final numbers at step 0 as `<stage>/<name>`, which MLflow draws as bars."""
@@ -162,7 +181,29 @@ class MlflowRun(Sink):
     def describe(self, metadata: RunMetadata, tree: Path) -> None:
         """Write the run's metadata, which all stages share; data paths are relative to `tree`."""
         self.params(metadata.params)
-        self._write(lambda store: self._describe(store, metadata, tree))
+
+        def write(store: Store) -> None:
+            from mlflow.entities import Dataset, DatasetInput, InputTag
+
+            inputs, tags = [], {mlflow_store.NOTE: metadata.note}
+            for item in metadata.data:
+                if (tree / item.path).exists():
+                    digest = tags[f"dvc.{item.context}"] = dvc_digest(tree / item.path)
+                    dataset = Dataset(
+                        name=item.name,
+                        digest=digest,
+                        source_type="local",
+                        source=json.dumps({"uri": item.path}),
+                        profile=json.dumps(dict(item.facts)),
+                    )
+                    context = InputTag("mlflow.data.context", item.context)
+                    inputs.append(DatasetInput(dataset, [context]))
+            if inputs:
+                store.client.log_inputs(self.run_id, datasets=inputs)
+            store.set_tags(self.run_id, tags)
+            store.client.log_text(self.run_id, metadata.configuration, "configuration.yaml")
+
+        self._write(write)
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Write the parameters that the run lacks; MLflow refuses to change a parameter."""
@@ -333,44 +374,6 @@ class MlflowRun(Sink):
         metrics = [Metric(name, value, unix_ms, step) for name, value, step in points]
         return store.client.log_batch(self.run_id, metrics=metrics, synchronous=now)
 
-    def _fill(self, store: Store, curve: Sequence[tuple[str, str, float, int]]) -> None:
-        """Write those points of a curve that are not in the run yet.
-
-        A killed process loses its queued points, and a store that other processes lock refuses some
-        points. Wall times are in no file, so wall times cannot be added.
-        """
-        points = {
-            (self._charted(behavior, tag), step): value
-            for behavior, tag, value, step in curve
-            if math.isfinite(value)
-        }
-        for name in {name for name, _ in points}:
-            # Points are unique by name and step; a point that MLflow has is not written twice.
-            for metric in store.client.get_metric_history(self.run_id, name):
-                points.pop((name, metric.step), None)
-        self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
-
-    def _describe(self, store: Store, metadata: RunMetadata, tree: Path) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        inputs, tags = [], {mlflow_store.NOTE: metadata.note}
-        for item in metadata.data:
-            if (tree / item.path).exists():
-                digest = tags[f"dvc.{item.context}"] = dvc_digest(tree / item.path)
-                dataset = Dataset(
-                    name=item.name,
-                    digest=digest,
-                    source_type="local",
-                    source=json.dumps({"uri": item.path}),
-                    profile=json.dumps(dict(item.facts)),
-                )
-                context = InputTag("mlflow.data.context", item.context)
-                inputs.append(DatasetInput(dataset, [context]))
-        if inputs:
-            store.client.log_inputs(self.run_id, datasets=inputs)
-        store.set_tags(self.run_id, tags)
-        store.client.log_text(self.run_id, metadata.configuration, "configuration.yaml")
-
     def _terminate(self, status: str) -> None:
         self._sampling.close()
         ended = self._times[1] if self._times else None
@@ -491,9 +494,8 @@ def best(
 
     Of several versions with this score, `incumbent` is returned if it is one of them, else the
     oldest; without any score `incumbent` is returned. `versions` has the tags of the candidates by
-    version number; `build` is the digest of the environment in which scores are compared.
+    version number; only scores in the environment with the digest `build` are compared.
     """
-    # Only scores in the same build of the environment can be compared.
     scores = {
         version: float(tags[SCORE])
         for version, tags in versions.items()
@@ -540,7 +542,6 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
 
 
 def _signature(graph: Any) -> Any:
-    import numpy as np
     import onnx
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
@@ -581,11 +582,7 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
 
 
 def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
-    """Move two aliases of the registered model `name` to the versions with the highest score.
-
-    The alias BEST is for the best version of all, the experiment's alias for the best version of
-    `tags[EXPERIMENT]`. Only scores in the environment's build `tags[BUILD]` count.
-    """
+    """Move BEST and the experiment's alias to the versions with the highest score in the build."""
     from mlflow.exceptions import MlflowException
 
     registered = client.search_model_versions(f"name = '{name}'")

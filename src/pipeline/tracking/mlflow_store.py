@@ -215,14 +215,12 @@ class Store:
         """
         file = file_of(default_uri(root))
         if file is not None and not file.exists():
-            text = "there are no runs yet: run `pipeline run` in this folder"
-            if any((root / "results/train").rglob("seed*")):
-                text = (
-                    f"results/ has runs, but the MLflow store {file} does not exist (neither git "
-                    "nor DVC copies it): `pipeline runs --rebuild` makes it from the files in "
-                    "results/"
-                )
-            raise PipelineError(text)
+            if not any((root / "results/train").rglob("seed*")):
+                raise PipelineError("there are no runs yet: run `pipeline run` in this folder")
+            raise PipelineError(
+                f"results/ has runs, but the MLflow store {file} does not exist (neither git nor "
+                "DVC copies it): `pipeline runs --rebuild` makes it from the files in results/"
+            )
         try:
             return cls.open(root, create=False)
         except Exception as error:

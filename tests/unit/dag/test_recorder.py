@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from interpreter import variables
 from mlflow_runs import client, exported, key
 
 from pipeline.dag import recorder
@@ -34,17 +35,9 @@ print(run.run_id, run.lost, "mlflow" in sys.modules)
 """
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory) -> Path:
-    """A store without runs: creating its tables takes longer than most tests."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    client(path.parent).search_experiments()
-    return path
-
-
 @pytest.fixture
-def store(tmp_path: Path, tables: Path) -> None:
-    shutil.copy(tables, tmp_path / "mlflow.db")
+def store(tmp_path: Path, mlflow_tables: Path) -> None:
+    shutil.copy(mlflow_tables, tmp_path / "mlflow.db")
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +46,16 @@ def _own_store(monkeypatch):
     monkeypatch.delenv(WRITER, raising=False)
 
 
-def stage(root: Path, variables: dict[str, str], how: str = "ends") -> subprocess.Popen[str]:
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", STAGE, str(root), how]
-    environment = {**os.environ, **paths, **variables}
+def started(arguments: list[str], **more: str) -> subprocess.Popen[str]:
+    """Start this Python with code and its arguments, and read what it prints."""
+    command = [sys.executable, "-c", *arguments]
     return subprocess.Popen(  # noqa: S603  # this Python
-        command, env=environment, stdout=subprocess.PIPE, text=True
+        command, env=variables(**more), stdout=subprocess.PIPE, text=True
     )
+
+
+def stage(root: Path, more: dict[str, str], how: str = "ends") -> subprocess.Popen[str]:
+    return started([STAGE, str(root), how], **more)
 
 
 def written(run: ForwardedRun, root: Path) -> str:
@@ -150,11 +146,7 @@ def test_a_writer_that_is_killed_does_not_fail_the_stage(
     )
     folder = tempfile.mkdtemp()  # the writer cannot delete its files, and pytest's path is long
     request.addfinalizer(lambda: shutil.rmtree(folder))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": folder}
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(  # noqa: S603  # this Python
-        command, env=environment, stdout=subprocess.PIPE, text=True
-    ) as writer:
+    with started([script], TMPDIR=folder) as writer:
         monkeypatch.setenv(WRITER, writer.stdout.readline().strip())
         run = ForwardedRun(key(tmp_path, "train"))
         writer.wait()
@@ -165,27 +157,18 @@ def test_a_writer_that_is_killed_does_not_fail_the_stage(
     assert caplog.text.count("MLflow cannot be written") == 1
 
 
-class Written:
-    """Takes the place of `MlflowRun`."""
+def write_with(monkeypatch, *, wait_s: float = 0.0) -> None:
+    """Replace `MlflowRun` by an object that is made after a wait, and writes nothing."""
 
-    run_id, lost = "7", 0
+    def made(*_, **__) -> Mock:
+        time.sleep(wait_s)
+        return Mock(run_id="7", lost=0)
 
-    def __init__(self, *_, **__):
-        pass
-
-    def on_image(self, *_):
-        pass
-
-    def end(self, _):
-        pass
+    monkeypatch.setattr(recorder, "MlflowRun", made)
 
 
 def test_a_stage_does_not_wait_for_a_store_that_is_locked(tmp_path: Path, monkeypatch):
-    class Slow(Written):
-        def __init__(self, *_, **__):
-            time.sleep(0.5)
-
-    monkeypatch.setattr(recorder, "MlflowRun", Slow)
+    write_with(monkeypatch, wait_s=0.5)
     with recorder.serving() as variables:
         monkeypatch.setenv(WRITER, variables[WRITER])
         run, began = ForwardedRun(key(tmp_path, "train")), time.perf_counter()
@@ -197,7 +180,7 @@ def test_a_stage_does_not_wait_for_a_store_that_is_locked(tmp_path: Path, monkey
 
 
 def test_a_signal_during_a_message_does_not_block_the_end_of_the_stage(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "MlflowRun", Written)
+    write_with(monkeypatch)
 
     class Interrupting:
         def __reduce__(self):
@@ -215,9 +198,6 @@ def test_a_signal_during_a_message_does_not_block_the_end_of_the_stage(tmp_path,
 
 
 def test_a_project_whose_path_is_too_long_for_a_socket_has_no_shared_writer(monkeypatch):
-    def refused(*_):
-        raise OSError("AF_UNIX path too long")
-
-    monkeypatch.setattr(recorder, "Listener", refused)
+    monkeypatch.setattr(recorder, "Listener", Mock(side_effect=OSError("AF_UNIX path too long")))
     with recorder.serving() as variables:
         assert variables == {}

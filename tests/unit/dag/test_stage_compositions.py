@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 from small_project import left, params_of
 
 from pipeline.dag.stages import report
-from pipeline.dag.stages.propose import propose
+from pipeline.dag.stages.propose import before, propose
 from pipeline.dag.stages.sweep import rank_named
+from pipeline.dag.stages.train import Pruner
 from pipeline.errors import StageError
 from pipeline.evaluation.comparison import Outcome, compare
 from pipeline.settings.project.params import Params, load_params
 from pipeline.settings.project.plan import write_plan
 from pipeline.settings.project.sweeps import SweepParams, proposal_file
+from pipeline.tracking import names
 from pipeline.tracking.run_metadata import POLICY_DIGEST, dvc_digest
 
 RATE = "behaviors.Foe.hyperparameters.learning_rate"
@@ -30,12 +33,12 @@ sweeps:
     experiment: base
     method: optuna
     behavior: Foe
-    goal: minimize
     parameters: {{{RATE}: {{min: 1e-5, max: 1e-2, scale: log}}}}
     runs: 4
     parallel: 2
     seed: 0
-    startup: 4
+    startup: 3
+    prune_after: 200
     seeds: [1, 2]
 """
 FILMED = {"seeds": [1, 2], "evaluation": {"episodes": 2, "seed": 9, "video": True}}
@@ -61,15 +64,15 @@ def test_sweep_ranks_all_trials_by_the_mean_score_over_the_seeds(root: Path):
     drawn = load_params(root / "params.yaml").sweeps["rates"].trials()
     values |= {number: drawn[number][RATE] for number in ("001", "002")}
     best = json.loads((made / "best.json").read_text())
-    assert best == {"trial": "rates/002", "values": {RATE: values["002"]}}
-    assert json.loads((made / "metrics.json").read_text()) == {"mean_return": 4.0, "trials": 4}
+    assert best == {"trial": "rates/001", "values": {RATE: values["001"]}}
+    assert json.loads((made / "metrics.json").read_text()) == {"mean_return": 7.0, "trials": 4}
     with (made / "trials.csv").open(newline="") as file:
         rows = [(r["trial"], r["rank"], r["score"], float(r[RATE])) for r in csv.DictReader(file)]
     assert rows == [
-        ("2", "1", "4.0", values["002"]),
-        ("4", "2", "4.0", values["004"]),
-        ("3", "3", "5.0", values["003"]),
-        ("1", "4", "7.0", values["001"]),
+        ("1", "1", "7.0", values["001"]),
+        ("3", "2", "5.0", values["003"]),
+        ("2", "3", "4.0", values["002"]),
+        ("4", "4", "4.0", values["004"]),
     ]
     facts = json.loads((root / "results/.work/sweep/rates/stage.json").read_text())
     seen = [f"results/evaluate/rates/{n}/seed{s}/metrics.json" for n in SCORES for s in (1, 2)]
@@ -77,8 +80,8 @@ def test_sweep_ranks_all_trials_by_the_mean_score_over_the_seeds(root: Path):
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
 
 
-def test_proposal_records_the_score_of_a_finished_trial_and_lists_running_trials(
-    root: Path, monkeypatch
+def test_proposal_records_the_scores_of_finished_trials_and_lists_running_trials(
+    root: Path, params: Params, monkeypatch
 ):
     journals, asked, search = [], [], SweepParams.propose
 
@@ -99,12 +102,70 @@ def test_proposal_records_the_score_of_a_finished_trial_and_lists_running_trials
     assert fourth["waiting"]["003"] == third["values"]
     waiting = [third["waiting"]["002"], fourth["waiting"]["003"]]
     assert asked == [(3, [7.0], waiting[:1]), (4, [7.0, 4.0], waiting[1:])]
+    assert third["values"] == params.sweeps["rates"].drawn(2), "in `startup`"
+    assert 1e-5 <= fourth["values"][RATE] <= 1e-2
+    foe = params.run_settings("rates/004").behaviors["Foe"]
+    assert foe.hyperparameters.learning_rate == fourth["values"][RATE]
+    # Two curves are too few for a median.
+    assert (third["prune_below"], fourth["prune_below"]) == ([], [[200, 7.0]])
+    assert before(params, "rates/003") == Path("build/env/ball")
+    assert before(params, "rates/004") == proposal_file("rates/003")
     facts = json.loads((root / "results/.work/propose/rates/004/stage.json").read_text())
     assert sorted(facts["inputs"]) == [
         *(f"results/evaluate/rates/002/seed{seed}/metrics.json" for seed in (1, 2)),
         "results/propose/rates/003.json",
         *(f"results/train/rates/002/seed{seed}/progress.csv" for seed in (1, 2)),
     ]
+
+
+def test_equal_results_of_earlier_trials_give_proposal_files_with_equal_bytes(root: Path):
+    def proposed() -> bytes:
+        propose("rates/004", root)
+        return (root / proposal_file("rates/004")).read_bytes()
+
+    propose("rates/003", root)
+    first = proposed()
+    assert proposed() == first
+    evaluated(root, "rates/002", 1, score=-99)
+    assert proposed() != first
+
+
+@pytest.mark.parametrize(
+    ("trial", "content", "said"),
+    [
+        ("rates/001", None, "no proposed trial sweeps.rates.001; it has 003"),
+        ("rats/002", None, "params.yaml has no sweeps.rats"),
+        ("rates/004", "[]", "003.json: is not a proposal of this version; delete the file"),
+    ],
+)
+def test_trial_that_the_sweep_does_not_propose_and_an_invalid_proposal_file_are_refused(
+    trial: str, content: str | None, said: str, root: Path
+):
+    if content is not None:
+        path = root / proposal_file("rates/003")
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    with pytest.raises(StageError) as caught:
+        propose(trial, root)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("behavior", "step", "reward", "ends"),
+    [
+        ("Ball?team=0", 100, 4.9, True),
+        ("Ball?team=0", 100, 5.0, False),
+        ("Ball?team=0", 150, 0.0, False),
+        ("Ball?team=0", 100, None, False),
+        ("Other", 100, 0.0, False),
+    ],
+)
+def test_trial_is_stopped_if_its_mean_reward_at_a_step_is_below_the_median_of_earlier_trials(
+    behavior, step, reward, ends
+):
+    pruner = Pruner({100: 5.0, 200: math.inf}, "Ball")
+    pruner.on_summary(behavior, {} if reward is None else {names.REWARD: reward}, step)
+    assert pruner.stop is ends
 
 
 def test_ranking_of_a_sweep_refuses_an_evaluation_that_was_made_with_an_earlier_policy(root: Path):
@@ -185,28 +246,15 @@ def test_report_lists_the_differences_between_experiments_for_each_behavior(para
 
 
 def test_a_report_reads_the_results_of_every_seed_and_of_every_sweep(params: Params):
-    paths = {path.as_posix() for path in report.inputs(params)}
-    assert {path for path in paths if "median.gif" in path} == {
-        f"results/evaluate/{name}/seed{seed}/median.gif"
-        for name in ("base", "other")
-        for seed in (1, 2)
-    }
-    assert {path for path in paths if "/plain/" in path} == {
-        f"results/{file}"
-        for seed in (1, 2)
-        for file in (
-            f"train/plain/seed{seed}/metrics.json",
-            f"train/plain/seed{seed}/progress.csv",
-            f"evaluate/plain/seed{seed}/metrics.json",
-            f"evaluate/plain/seed{seed}/episodes.csv",
-        )
-    }
-    trials = {
-        path
-        for path in paths
-        if path.startswith(("results/evaluate/first/", "results/evaluate/rates/"))
-    }
-    assert len(trials) == 1 + 4 * 2
+    files = ("train/{}/metrics.json", "train/{}/progress.csv")
+    files += ("evaluate/{}/metrics.json", "evaluate/{}/episodes.csv")
+    runs = [f"{name}/seed{seed}" for name in EXPERIMENTS for seed in (1, 2)]
+    expected = [file.format(run) for run in runs for file in files]
+    expected += [f"evaluate/{run}/median.gif" for run in runs if not run.startswith("plain")]
+    trials = ["first/001/seed1", *(f"rates/{number}/seed{s}" for number in SCORES for s in (1, 2))]
+    expected += [f"evaluate/{trial}/metrics.json" for trial in trials]
+    read = [path.as_posix().removeprefix("results/") for path in report.inputs(params)]
+    assert sorted(read) == sorted(expected)
 
 
 def test_report_shows_the_video_of_the_seed_with_the_median_score(

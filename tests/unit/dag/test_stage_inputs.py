@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from small_project import left
 from steps import decision_steps, terminal_steps
 
 from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
@@ -16,6 +17,7 @@ from pipeline.dag import run_context
 from pipeline.dag.reporting.results import trials_of
 from pipeline.dag.stages import demos, evaluate, export, pretrain, train
 from pipeline.dag.stages.propose import _medians
+from pipeline.demos.demo_file import read_demo
 from pipeline.settings.project.experiments import EvaluationParams
 from pipeline.settings.project.params import load_params
 
@@ -42,7 +44,8 @@ experiments:
     trainer: config/u.yaml
     overrides: {}
     seeds: [5]
-    stages: [train, export]
+    stages: [train, export, evaluate]
+    evaluation: {episodes: 2, seed: 8}
 sweeps:
   rates:
     experiment: scratch
@@ -59,11 +62,7 @@ def run(tmp_path: Path):
     (tmp_path / "config").mkdir()
     for name in "tu":
         (tmp_path / f"config/{name}.yaml").write_text("behaviors: {Ball: {max_steps: 5}}")
-    text = PARAMS.replace(
-        "stages: [train, export]",
-        "stages: [train, export, evaluate]\n    evaluation: {episodes: 2, seed: 8}",
-    )
-    (tmp_path / "params.yaml").write_text(text)
+    (tmp_path / "params.yaml").write_text(PARAMS)
     params = load_params(tmp_path / "params.yaml")
     return lambda name, seed: run_context.Run(root=tmp_path, params=params, name=name, seed=seed)
 
@@ -155,20 +154,14 @@ def test_mlflow_key_contains_experiment_seed_stage_and_the_digest_of_the_policy_
 def test_results_of_a_run_are_read_separately_for_each_behavior(tmp_path):
     results = tmp_path / "results"
     for seed in (1, 2):
-        contents = {
-            "evaluate/e/seed{}/metrics.json": {
-                "A": {"mean_return": seed},
-                "B": {"mean_return": -1},
-            },
-            "train/e/seed{}/metrics.json": {"A": {"interrupted_at_step": 5}, "B": {}},
-            ".work/train/e/seed{}/stage.json": {"resumed": seed == 1, "duration_s": 10.0 * seed},
-        }
-        for name, content in contents.items():
-            path = results / name.format(seed)
-            path.parent.mkdir(parents=True)
-            path.write_text(json.dumps(content))
-        rows = f"behavior,step,reward\nA,10,{seed}\nB,10,7\nA,20,{seed + 1}\nB,20,\n"
-        (results / f"train/e/seed{seed}/progress.csv").write_text(rows)
+        run = f"e/seed{seed}"
+        played = {"A": {"mean_return": seed}, "B": {"mean_return": -1}}
+        left(tmp_path, "evaluate", run, metrics=played)
+        rows = f"A,10,{seed}\nB,10,7\nA,20,{seed + 1}\nB,20,\n"
+        trained = {"A": {"interrupted_at_step": 5}, "B": {}}
+        left(tmp_path, "train", run, metrics=trained, progress=rows)
+        record = {"resumed": seed == 1, "duration_s": 10.0 * seed}
+        left(tmp_path, ".work/train", run, stage=record)
     found = {
         (trial.behavior, trial.seed): trial
         for seed in (1, 2)
@@ -231,8 +224,6 @@ def test_recorded_episode_has_the_actions_and_rewards_of_one_agent(tmp_path):
         return ActionTuple(np.array(steps.agent_id, np.float32)[:, None] / 10)
 
     summary = demos.write_episodes(Env(), act, tmp_path / "a.demo", episodes=2)
-    from pipeline.demos.demo_file import read_demo
-
     demo = read_demo(tmp_path / "a.demo")
     assert (summary["episodes"], summary["steps"]) == (2, 2 + 3)
     assert (summary["min_return"], summary["max_return"]) == (10 + 10 + 100, 20 + 200)

@@ -101,7 +101,7 @@ def params(tmp_path) -> Params:
 def test_report_lists_the_best_trial_first_and_its_score_with_other_seeds(
     tmp_path: Path, params: Params
 ):
-    [search] = report.searches(tmp_path, params)
+    search = report.search(tmp_path, params, "rates")
     assert search.header == ("Trial", "Rank", "mean_return", "learning_rate", "hidden_units")
     assert search.rows == [
         ("rates/002", "1", "6", "0.2", "-"),
@@ -115,17 +115,17 @@ def test_report_lists_the_best_trial_first_and_its_score_with_other_seeds(
 
 
 def test_report_counts_the_trials_that_share_the_best_score(tmp_path, params):
-    assert not [note for note in report.searches(tmp_path, params)[0].notes if "share" in note]
+    assert not [note for note in report.search(tmp_path, params, "rates").notes if "share" in note]
     for seed in (1, 2):
         metrics = {"Walker": {"mean_return": 6.0}}
         left(tmp_path, "evaluate", f"rates/003/seed{seed}", metrics=metrics)
-    notes = report.searches(tmp_path, params)[0].notes
+    notes = report.search(tmp_path, params, "rates").notes
     assert notes[1].startswith("2 trials share the best score")
     assert notes[2].startswith("The best trial, rates/002, scored 4.5")
 
 
 def test_markdown_and_html_reports_show_the_sweep(tmp_path: Path, params: Params):
-    swept = report.searches(tmp_path, params)
+    swept = [report.search(tmp_path, params, "rates")]
     text = render.markdown([], [], [], swept)
     assert "## Sweep rates" in text
     assert "| rates/002 | 1 | 6 | 0.2 | - |" in text
@@ -135,6 +135,8 @@ def test_markdown_and_html_reports_show_the_sweep(tmp_path: Path, params: Params
 
 
 def test_report_warns_if_the_best_trial_of_a_sweep_was_not_run_with_other_seeds(tmp_path, params):
-    assert not [note for note in report.searches(tmp_path, params)[0].notes if "chosen by" in note]
-    [search] = report.searches(tmp_path, swept(tmp_path))
+    assert not [
+        note for note in report.search(tmp_path, params, "rates").notes if "chosen by" in note
+    ]
+    search = report.search(tmp_path, swept(tmp_path), "rates")
     assert search.notes[-1].startswith("The best trial was chosen by its score on these seeds, so")

@@ -28,23 +28,15 @@ def compared(scores, **options):
     return task
 
 
-def test_final_return_of_a_curve_is_the_mean_of_its_last_tenth():
-    assert curve([0.0] * 18 + [4.0, 6.0, 8.0]).final == 6.0
+def test_final_return_steps_to_a_target_and_area_of_a_learning_curve():
+    assert curve([0.0] * 18 + [4.0, 6.0, 8.0]).final == 6.0  # the mean of the last tenth
     assert curve([3.0]).final == 3.0
-
-
-def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_the_target():
-    learning_curve = curve([0.0, 5.0, 2.0, 9.0])
-    assert learning_curve.steps_to(5.0) == 20.0
-    assert learning_curve.steps_to(5.1) == 40.0
-    assert learning_curve.steps_to(9.5) is None
-
-
-def test_area_of_a_learning_curve_is_the_mean_height_between_two_steps():
-    learning_curve = curve([0.0, 10.0, 10.0])
-    assert learning_curve.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
-    assert learning_curve.area(15.0, 20.0) == pytest.approx(7.5)
-    assert learning_curve.area(20.0, 20.0) == 10.0
+    falling = curve([0.0, 5.0, 2.0, 9.0])
+    assert [falling.steps_to(target) for target in (5.0, 5.1, 9.5)] == [20.0, 40.0, None]
+    rising = curve([0.0, 10.0, 10.0])
+    assert rising.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
+    assert rising.area(15.0, 20.0) == pytest.approx(7.5)
+    assert rising.area(20.0, 20.0) == 10.0
 
 
 def test_scale_of_negative_returns_goes_from_the_lowest_start_to_the_best_end():
@@ -198,6 +190,9 @@ def test_experiments_without_overlapping_scores_have_a_chance_of_separation_but_
 
 def test_two_seeds_have_no_interval_and_three_seeds_have_an_interval_with_a_warning():
     two, three = compared({"a": range(2), "b": range(2)}), compared({"a": range(3)})
+    one, four = (tables.cautions(compared({"a": range(n)}))[0] for n in (1, 4))
+    assert one == "a: 1 seed is too few for an interval; run 5 or more."
+    assert four.startswith("a: 4 seeds are few: ")
     assert [row.interval for row in (*two.standings, *two.improvements)] == [None] * 3
     assert tables.cautions(two) == ["a, b: 2 seeds are too few for an interval; run 5 or more."]
     assert tables.rows(two)[0][3] == "too few seeds"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -51,25 +52,29 @@ COUNTED = [
 
 
 class Played:
-    """An environment that sends given messages, by the name of the behavior."""
+    """An environment that sends given messages, by the name of the behavior; then empty ones."""
 
     def __init__(self, **messages) -> None:
-        self.messages = {name.replace("__", "?team="): rows for name, rows in messages.items()}
+        nothing = itertools.repeat((asking([], []), ended()))
+        self.messages = {
+            name.replace("__", "?team="): itertools.chain(rows, nothing)
+            for name, rows in messages.items()
+        }
         self.behavior_specs = dict.fromkeys(self.messages, SPEC)
-        self.at = 0
+        self.at = -1
         self.actions: dict[str, list[float]] = {}
-
-    def reset(self):
-        self.at = 0
 
     def step(self):
         self.at += 1
+        self.now = {name: next(rows) for name, rows in self.messages.items()}
+
+    reset = step
 
     def get_steps(self, name):
-        rows = self.messages[name]
-        return rows[self.at] if self.at < len(rows) else (asking([], []), ended())
+        return self.now[name]
 
     def set_actions(self, name, action):
+        assert len(action.continuous) == len(self.now[name][0])
         self.actions.setdefault(name, []).append(float(action.continuous[0, 0]))
 
 
@@ -91,62 +96,28 @@ class Policy:
             self.log.append(("end", agent_ids))
 
 
-class Script:
-    """Agents with scripted lengths of episodes; each step has a reward of 1.
+def script(lengths, *, new_ids=False, reward=1.0):
+    """Yield messages of agents with scripted lengths of episodes; each step has a reward.
 
     `lengths` has the lengths of each agent's episodes; the last length is repeated. With `new_ids`
     an agent has another id in each episode, as in Unity.
     """
-
-    def __init__(self, lengths, *, new_ids=False, reward=1.0):
-        self.lengths, self.new_ids, self.reward = lengths, new_ids, reward
-        self.next_id = 0
-
-    def reset(self):
-        self.episode = [0] * len(self.lengths)
-        self.ids = [self._new_id(k) for k in range(len(self.lengths))]
-        self.age = [0] * len(self.lengths)
-        self.ended = []
-
-    def _new_id(self, k):
-        self.next_id += 1
-        return 100 + self.next_id if self.new_ids else k
-
-    def step(self):
-        self.ended = []
-        for k, lengths in enumerate(self.lengths):
-            self.age[k] += 1
-            if self.age[k] == lengths[min(self.episode[k], len(lengths) - 1)]:
-                self.ended.append(self.ids[k])
-                self.episode[k] += 1
-                self.ids[k], self.age[k] = self._new_id(k), 0
-
-    def steps(self):
-        return asking(self.ids, self.reward), ended(self.ended, self.reward)
-
-
-class ScriptedEnv:
-    def __init__(self, **scripts):
-        self.scripts = {name.replace("__", "?team="): s for name, s in scripts.items()}
-        self.behavior_specs = dict.fromkeys(self.scripts, SPEC)
-
-    def reset(self):
-        for script in self.scripts.values():
-            script.reset()
-
-    def step(self):
-        for script in self.scripts.values():
-            script.step()
-
-    def get_steps(self, name):
-        return self.scripts[name].steps()
-
-    def set_actions(self, name, action):
-        assert len(action.continuous) == len(self.scripts[name].ids)
+    n_agents = len(lengths)
+    ids, later, over = list(range(n_agents)), itertools.count(n_agents), []
+    episode, age = [0] * n_agents, [0] * n_agents
+    while True:
+        yield asking(ids, reward), ended(over, reward)
+        over = []
+        for k, of_agent in enumerate(lengths):
+            age[k] += 1
+            if age[k] == of_agent[min(episode[k], len(of_agent) - 1)]:
+                over.append(ids[k])
+                episode[k], age[k] = episode[k] + 1, 0
+                ids[k] = next(later) if new_ids else k
 
 
 def play(env, episodes, policies=None):
-    policies = policies or {name: Policy() for name in env.scripts}
+    policies = policies or {name: Policy() for name in env.messages}
     return evaluate(env, policies, episodes=episodes, seed=0)
 
 
@@ -184,7 +155,7 @@ def test_policy_of_a_team_has_precedence_over_the_policy_of_the_behavior():
 
 
 def test_every_behavior_plays_all_episodes_and_teams_use_the_policy_of_their_behavior():
-    env = ScriptedEnv(Soccer__0=Script([[3]]), Soccer__1=Script([[4]]), Goalie=Script([[9]]))
+    env = Played(Soccer__0=script([[3]]), Soccer__1=script([[4]]), Goalie=script([[9]]))
     result = play(env, 2, {"Soccer": Policy(), "Goalie": Policy()})
     lengths = {"Goalie": 9, "Soccer?team=0": 3, "Soccer?team=1": 4}
     told = [(e.behavior, e.length) for e in result]
@@ -208,12 +179,12 @@ def test_seed_of_a_policy_depends_only_on_the_seed_of_the_run_and_the_behavior()
 @pytest.mark.parametrize(
     ("scripts", "told"),
     [
-        ({"Ball": Script([[10**9]])}, r"within 20 steps .*0 of 1 ended.*\['Ball'\]"),
+        ({"Ball": script([[10**9]])}, r"within 20 steps .*0 of 1 ended.*\['Ball'\]"),
         (
-            {"Ball": Script([[1]]), "Cube": Script([[1]])},
+            {"Ball": script([[1]]), "Cube": script([[1]])},
             r"'Ball'.*only for \['Cube'\];.* Ball\.onnx\)",
         ),
-        ({"Ball": Script([[3]], reward=float("nan"))}, "Ball, agent 0: reward nan"),
+        ({"Ball": script([[3]], reward=float("nan"))}, "Ball, agent 0: reward nan"),
     ],
     ids=["no end", "no policy", "a reward that is no number"],
 )
@@ -222,12 +193,12 @@ def test_evaluation_that_cannot_continue_is_stopped_with_an_error_that_names_the
 ):
     monkeypatch.setattr("pipeline.evaluation.episodes.STEP_LIMIT", 20)
     with pytest.raises(StageError, match=told):
-        play(ScriptedEnv(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)
+        play(Played(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)
 
 
 def test_episodes_that_start_first_are_counted_and_played_to_their_end():
     # The first four episodes that end have length 1: the long episode would not be counted.
-    result = play(ScriptedEnv(Ball=Script([[1], [50]])), 4)
+    result = play(Played(Ball=script([[1], [50]])), 4)
     assert [e.length for e in result] == [1, 50, 1, 1]
 
 
@@ -239,14 +210,14 @@ def test_mean_return_is_unbiased_when_episode_lengths_vary(new_ids):
     returns = []
     for _ in range(100):
         lengths = rng.choice([2, 40], size=(20, 40)).tolist()
-        env = ScriptedEnv(Ball=Script(lengths, new_ids=new_ids))
+        env = Played(Ball=script(lengths, new_ids=new_ids))
         returns += [episode.episode_return for episode in play(env, 30)]
     assert len(returns) == 3000
     assert np.mean(returns) == pytest.approx(21.0, abs=1.05)  # three standard errors
 
 
 def test_episodes_are_written_as_csv(tmp_path):
-    episodes = play(ScriptedEnv(Ball=Script([[3], [7]], reward=0.1)), 5)
+    episodes = play(Played(Ball=script([[3], [7]], reward=0.1)), 5)
     episodes[1] = replace(episodes[1], behavior='odd, "name"')
     path = tmp_path / "episodes.csv"
     write_episodes(path, episodes)
@@ -260,27 +231,24 @@ def test_episodes_are_written_as_csv(tmp_path):
     assert first.splitlines()[0] == b"index,behavior,agent,episode_return,length,interrupted"
 
 
-class Doomed(Script):
-    """Agent 1 never decides: each end of agent 0 comes with two terminal steps of agent 1."""
-
-    def steps(self):
-        return asking(self.ids, 1.0, 0.5), ended([0, 1, 1] if self.ended else [], 1.0, 0.5)
-
-
 def test_an_agent_that_ends_before_its_first_decision_has_an_episode_of_length_0():
-    episodes = play(ScriptedEnv(B=Doomed([[3]])), 6)
-    told = [(e.agent, e.length, e.episode_return) for e in episodes]
+    # Agent 1 never decides: each end of agent 0 comes with two terminal steps of agent 1.
+    messages = (
+        (asking([0], 1.0, 0.5), ended([0, 1, 1] if len(over) else [], 1.0, 0.5))
+        for _, over in script([[3]])
+    )
+    told = [(e.agent, e.length, e.episode_return) for e in play(Played(B=messages), 6)]
     assert told == [(0, 3, 4.5), (1, 0, 1.5)] * 3
 
 
 def test_only_the_first_of_two_ends_of_an_agent_in_one_message_counts():
-    class Twice(Script):
-        def steps(self):
-            n = len(self.ended)
-            rewards, interrupted = [1.0] * n + [7.0] * n, [False] * n + [True] * n
-            return asking(self.ids, 1.0), ended(self.ended * 2, rewards, interrupted=interrupted)
+    def twice():
+        for deciding, over in script([[2], [5]]):
+            n, ids = len(over), over.agent_id.tolist()
+            interrupted = [False] * n + [True] * n
+            yield deciding, ended(ids * 2, [1.0] * n + [7.0] * n, interrupted=interrupted)
 
-    episodes = play(ScriptedEnv(B=Twice([[2], [5]])), 4)
+    episodes = play(Played(B=twice()), 4)
     assert sorted(e.length for e in episodes) == [2, 2, 2, 5]
     assert all(e.episode_return == e.length for e in episodes)
     assert not any(e.interrupted for e in episodes)

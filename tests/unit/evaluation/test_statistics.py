@@ -65,17 +65,6 @@ def test_chance_of_separation_equals_published_tables():
     assert statistics.chance_of_separation(np.ones(1), np.zeros(1)) == 1.0
 
 
-def test_few_seeds_cause_a_warning():
-    said = [statistics.caution(n) for n in (1, 2, 3, 4, 5)]
-    assert said[:2] == [
-        "1 seed is too few for an interval; run 5 or more",
-        "2 seeds are too few for an interval; run 5 or more",
-    ]
-    starts = ["3 seeds are few: ", "4 seeds are few: ", ""]
-    assert [text[: len(start)] for text, start in zip(said[2:], starts, strict=True)] == starts
-    assert said[4] == ""
-
-
 def test_iqm_intervals_cover_the_true_value_too_rarely_with_3_seeds_and_in_94_percent_with_10():
     def coverage(n_seeds: int) -> float:
         rng = np.random.default_rng(1)

@@ -15,7 +15,7 @@ from mlflow_runs import client, exported, finished, key, md5
 
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink, read_points
-from pipeline.tracking.mlflow_run import MlflowRun, enabled
+from pipeline.tracking.mlflow_run import _NEEDED, MlflowRun, enabled
 from pipeline.tracking.mlflow_store import Store, flatten
 from pipeline.tracking.run_metadata import InputData, RunMetadata
 
@@ -24,18 +24,10 @@ pytestmark = pytest.mark.slow
 NAME = "walk.Walker"
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory) -> Path:
-    """A store without runs: creating its tables takes longer than most tests."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    client(path.parent).search_experiments()
-    return path
-
-
 @pytest.fixture(autouse=True)
-def _own_store(monkeypatch, tmp_path: Path, tables: Path):
+def _own_store(monkeypatch, tmp_path: Path, mlflow_tables: Path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    shutil.copy(tables, tmp_path / "mlflow.db")
+    shutil.copy(mlflow_tables, tmp_path / "mlflow.db")
 
 
 def monitors() -> list[threading.Thread]:
@@ -248,11 +240,7 @@ def test_the_open_run_of_a_killed_attempt_is_ended_as_killed(tmp_path: Path, mon
     ("fails", "n_attempts", "lost"),
     [
         (lambda call: call % 3 != 0, 12, 8),  # never three successive failures
-        (
-            lambda call: call in (2, 3, 4),
-            5,
-            3 + 7 + 1,
-        ),  # then not even the end is written
+        (lambda call: call in (2, 3, 4), 5, 3 + 7 + 1),  # then not even the end is written
     ],
 )
 def test_tracking_ends_after_three_successive_failures_but_not_after_fewer(
@@ -358,12 +346,7 @@ def test_the_registered_model_has_the_exported_bytes_and_loads_as_onnx_and_pyfun
     acted = mlflow.pyfunc.load_model(uri).predict({"obs_0": np.zeros((2, 8), np.float32)})
     assert acted["continuous_actions"].tolist() == [[3.0] * 8] * 2
     needed = (Path(folder) / "requirements.txt").read_text().split()
-    assert [line.partition("==")[0] for line in needed] == [
-        "mlflow",
-        "onnx",
-        "onnxruntime",
-        "numpy",
-    ]
+    assert [line.partition("==")[0] for line in needed] == [*_NEEDED]
     model = client(tmp_path).search_logged_models(["1"])[0]
     assert (model.status, model.name) == ("READY", "Walker")
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": NAME, "version": 1}]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import yaml
@@ -274,14 +275,9 @@ def test_metadata_and_key_of_a_run_include_the_options_with_which_the_run_was_st
 def test_the_mlflow_sink_writes_params_results_and_files_of_each_behavior_once(
     folder: Path, monkeypatch
 ):
-    told = []
-    calls = ("describe", "params", "trained", "made", "model")
-    for name in calls:
-
-        def note(_self, *values, name=name, **options):
-            told.append((name, *values, options))
-
-        monkeypatch.setattr(mlflow_sink.MlflowRun, name, note)
+    told = Mock()
+    for name in ("describe", "params", "trained", "made", "model"):
+        monkeypatch.setattr(mlflow_sink.MlflowRun, name, getattr(told, name))
     clock = iter((100.0, 130.0))
     monkeypatch.setattr(mlflow_sink, "time", SimpleNamespace(monotonic=clock.__next__))
     run = described(folder)
@@ -293,8 +289,12 @@ def test_the_mlflow_sink_writes_params_results_and_files_of_each_behavior_once(
     (run.folder / "Walker.onnx").touch()
     results = {"Walker": {"interrupted_at_step": 30.0}, "Guide": {"interrupted_at_step": 20.0}}
     sink.on_end(result_of(results))
-    assert [call[0] for call in told] == [*calls[:3], "made", "model", "made"]
-    assert told[1][1] == {"Guide.threshold": 2}
-    assert told[2][1:] == (results, {"curve": [], "seconds": 30.0, "interrupted": [20, 30]})
-    outputs = [(call[1].name, call[2]["what"]) for call in told if call[0] == "made"]
-    assert outputs == [("Walker.onnx", "export.Walker"), ("checkpoint.pt", "train.Guide")]
+    model, hill = run.folder / "Walker.onnx", {"environment": "hill"}
+    assert told.mock_calls == [
+        call.describe(run.row, folder),
+        call.params({"Guide.threshold": 2}),
+        call.trained(results, curve=[], seconds=30.0, interrupted=[20, 30]),
+        call.made(model, what="export.Walker"),
+        call.model(model, made=model, **hill),
+        call.made(run.folder / "Guide/checkpoint.pt", what="train.Guide"),
+    ]

@@ -103,13 +103,14 @@ class Writer:
 
 
 def test_stats_writers_listed_after_a_failing_writer_receive_the_same_calls():
-    writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
-    sink = stats_writers.StatsWriterSink(writers)
-    with Tracker([sink]) as tracker:
-        tracker.tell("on_start", "A", {"self_play": {}, "x": 1})
-        tracker.tell("on_start", "B", {"self_play": None})
-        tracker.tell("on_samples", "A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
-        tracker.on_summary("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
+    whole, writers = [Writer()], [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
+    for several in (whole, writers):
+        with Tracker([stats_writers.StatsWriterSink(several)]) as tracker:
+            tracker.tell("on_start", "A", {"self_play": {}, "x": 1})
+            tracker.tell("on_start", "B", {"self_play": None})
+            tracker.tell("on_samples", "A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
+            values = {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}
+            tracker.on_summary("A", values, 7)
     told = [
         ("A", "HYPERPARAMETERS", {"self_play": {}, "x": 1}),
         ("A", "SELF_PLAY", True),
@@ -120,20 +121,10 @@ def test_stats_writers_listed_after_a_failing_writer_receive_the_same_calls():
         ("A", names.LESSON_NUMBER + "mass", 2.0, "MOST_RECENT"),
         ("A", {"Step": [7.0], "Goals": [1.0, 2.0], names.LESSON_NUMBER + "mass": [2.0]}, 7),
     ]
+    assert whole[0].told == told
     # A failing call ends the current report of that behavior, but no other report.
     for writer in writers:
         assert writer.told == [told[0], told[2], told[3]]
-    alone = Writer()
-    sink = stats_writers.StatsWriterSink([alone, Writer()])
-    sink.on_start("A", {"self_play": {}, "x": 1})
-    sink.on_start("B", {"self_play": None})
-    sink.on_samples("A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
-    sink.on_summary("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
-    assert alone.told == told
-
-
-def test_errors_of_all_stats_writers_are_raised_as_one_error():
-    writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
         stats_writers.StatsWriterSink(writers).on_summary("A", {}, 7)
 

@@ -78,11 +78,8 @@ def test_timers_tree_has_the_seconds_of_each_part_of_a_run_and_the_parts_add_up(
 
 
 def test_timers_tree_counts_compile_time_as_a_part_of_the_update_time(sink):
-    sink.start()
     sink.on_end(result_with(SECONDS | {"compile": 2.0, "total": 9.0}))
-    sink.close()
-    tree = json.loads(sink.path.read_text())
-    parts = tree["children"]["TrainerController.start_learning"]["children"]
+    parts = sink.tree()["children"]["TrainerController.start_learning"]["children"]
     compiling = {"compile": {"total": 2.0, "self": 2.0}}
     assert parts["_update_policy"] == {"total": 3.5, "count": 4, "self": 1.5, "children": compiling}
 
@@ -94,8 +91,7 @@ def test_timers_of_a_failed_run_have_the_seconds_that_the_summaries_reported(sin
             sink.on_summary(behavior, times(0.5), step)
     sink.on_update("A", Update(step=20, update_s=1.0, n_episodes=0, recent_returns=()))
     clock.now = 130.0
-    sink.close()
-    tree = json.loads(sink.path.read_text())
+    tree = sink.tree()
     parts = tree["children"]["TrainerController.start_learning"]["children"]
     assert parts["env_step"]["total"] == 4.0
     assert parts["_update_policy"] == {"total": 3.0, "count": 1, "self": 3.0}
@@ -127,15 +123,8 @@ def test_metadata_of_timers_has_the_keys_of_ml_agents_with_text_values(sink, clo
         "end_time_seconds": "101",
     }
     facts = process_facts(trainer="us")
-    assert facts.keys() == {
-        "python_version",
-        "command_line_arguments",
-        "trainer",
-        "mlagents_version",
-        "mlagents_envs_version",
-        "communication_protocol_version",
-        "pytorch_version",
-        "numpy_version",
-    }
+    ours = {"python_version", "command_line_arguments", "trainer", "pytorch_version"}
+    theirs = {"mlagents_version", "mlagents_envs_version", "communication_protocol_version"}
+    assert facts.keys() == ours | theirs | {"numpy_version"}
     assert facts["communication_protocol_version"] == "1.5.0"
     assert all(isinstance(value, str) and value != "unknown" for value in facts.values())

@@ -30,7 +30,7 @@ HEADER = ("Claim", "Claimed", "Here", "Answer")
 SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
 _FORMAT = "shared, format 1"
-_FILES = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json", "episodes.csv")}
+FILES = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json", "episodes.csv")}
 """The result files of a run that contain its scores and curves, by stage. A digest of the policy in
 these files makes a check of the policy itself unnecessary."""
 
@@ -162,11 +162,11 @@ def shortened(value: float) -> float:
 
 
 def digests(root: Path, params: Params, name: str, seed: int) -> dict[str, str]:
-    """Return the SHA-256 of each file of a run that `_FILES` lists, by its path in the project."""
+    """Return the SHA-256 of each file of a run that `FILES` lists, by its path in the project."""
     paths = [
         Path("results", stage, name, f"seed{seed}", file)
         for stage in params.experiments[name].stages
-        for file in _FILES.get(stage, ())
+        for file in FILES.get(stage, ())
     ]
     return {str(path): files.sha256_of(root / path) for path in paths if (root / path).is_file()}
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from pipeline.dag.reporting import svg
 from pipeline.evaluation import tables
 from pipeline.evaluation.charts import Chart
 from pipeline.evaluation.comparison import Task
@@ -62,8 +63,6 @@ _LINKS = (
 """Links to result files in the row of a seed. Each entry has the stage, or `video`, that an
 experiment must have; the stage's folder; the file in it; and the link's text.
 """
-
-_CODE = re.compile(r"`([^`]+)`")
 
 
 class Figure(NamedTuple):
@@ -141,8 +140,6 @@ def html(
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from pipeline.dag.reporting import svg
-
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -154,9 +151,10 @@ def html(
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "anchor": _anchor,
+        "anchor": lambda term: f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}",
         "code": _with_code,
-        "base64": lambda name: _encoded(folder / name),
+        # Videos are embedded, so that the page can be sent as one file.
+        "base64": lambda name: base64.b64encode((folder / name).read_bytes()).decode(),
     }
     return environment.get_template("report.html.j2").render(
         title=title(tasks),
@@ -186,21 +184,8 @@ def _markdown_table(
 
 def _escaped(value: object) -> Markup:
     """Return a value escaped by `html.escape`; jinja2 would escape quotes differently."""
-    from markupsafe import Markup
-
     return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # the text is escaped
 
 
-def _anchor(term: str) -> str:
-    return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
-
-
 def _with_code(text: str) -> Markup:
-    from markupsafe import Markup
-
-    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # the text is escaped
-
-
-def _encoded(path: Path) -> str:
-    # Figures are embedded, so that the page can be sent as one file.
-    return base64.b64encode(path.read_bytes()).decode()
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped

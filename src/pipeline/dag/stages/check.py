@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from pipeline.dag import project, sources
+from pipeline.dag import project
+from pipeline.dag.engines import note_sources
 from pipeline.errors import SettingsError, StageError, brief
 from pipeline.settings.nodes import fail_at, find
 from pipeline.settings.project.claims import load_claims
@@ -39,11 +40,6 @@ _NAMED = 5
 """Maximum number of files that a message lists."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    return project.main(argv, __doc__, check, short=True)
-
-
 def check(root: Path) -> None:
     """Check the project, and write the records on which the other stages depend.
 
@@ -55,9 +51,10 @@ def check(root: Path) -> None:
     refuse_linked_results(root)
     # The plan is made from the parameters, so a mistake in the parameters is reported first.
     check_plan(params, root / RUNS_FILE)
-    code = project.code_of(root)
-    for stage in sources.stages(code):
-        sources.note(root, stage, code)
+    note_sources(root)
+
+
+main = partial(project.main, __doc__, check, short=True)
 
 
 def check_params(params: Params) -> None:

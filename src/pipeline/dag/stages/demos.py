@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,10 @@ from pipeline.core.steps import DecisionSteps
 from pipeline.dag import project
 from pipeline.dag.attempt import Job, attempt_at
 from pipeline.dag.project import named, planned
-from pipeline.demos.demo_file import DemoWriter
+from pipeline.demos.demo_file import DemoWriter, read_demo, returns_of, writing_demo
 from pipeline.envs import executable
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    name = "a name under `demonstrations` in params.yaml"
-    return project.main(argv, __doc__, record_named, name=name)
 
 
 def record_named(name: str, root: Path) -> None:
@@ -51,12 +46,13 @@ def record_named(name: str, root: Path) -> None:
         files.write_json(attempt.out(f"{name}.json"), metrics)
 
 
+main = partial(
+    project.main, __doc__, record_named, name="a name under `demonstrations` in params.yaml"
+)
+
+
 def take(name: str, file: Path, root: Path) -> None:
     """Copy an existing `.demo` file after a check of the file, and write its metrics."""
-    # All stages import inside functions: an engine starts a process per job, and a job should
-    # import only the modules that it needs.
-    from pipeline.demos.demo_file import read_demo
-
     with attempt_at(_job(name, file, {}), root) as attempt:
         demo = read_demo(root / file)
         shutil.copyfile(root / file, attempt.out(f"{name}.demo"))
@@ -104,6 +100,8 @@ def record(
             f"{build.file.name}: only built-in simulators have an expert. Record demonstrations "
             "of this environment in the Unity Editor."
         )
+    # Stages import inside functions: an engine starts a process per job, and a job should import
+    # only the modules that it needs.
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.simulators.registry import expert
 
@@ -132,8 +130,6 @@ def write_episodes(
     The episodes are chosen by their starts, because the first episodes to end are mostly short: a
     biased sample. The caller has reset the environment, which must have one behavior.
     """
-    from pipeline.demos.demo_file import writing_demo
-
     if len(env.behavior_specs) != 1:
         raise StageError(
             f"an expert can record an environment with one behavior only, but this environment has "
@@ -155,8 +151,6 @@ discrete) of each step except the last.
 
 def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, AnyArray]]) -> float:
     """Append an episode to a file, and return the episode's return."""
-    from pipeline.demos.demo_file import returns_of
-
     reward = np.array([step.reward for step in steps], dtype=np.float32)
     is_last = np.arange(len(reward)) == len(reward) - 1
     # The last step is the episode's end, at which no action is chosen.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pipeline import files
 from pipeline.dag import project
 from pipeline.dag.attempt import Job, attempt_at
 from pipeline.dag.project import named, pinned, planned
+from pipeline.envs.sources.executables import executable_in, this_platform
 from pipeline.errors import StageError
 from pipeline.settings.project.environments import (
     BridgeSource,
@@ -23,12 +24,6 @@ from pipeline.settings.project.environments import (
 from pipeline.settings.reader import to_map
 
 _PLAYER = "player"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    name = "a name under `environments` in params.yaml"
-    return project.main(argv, __doc__, build, name=name, short=True)
 
 
 def build(name: str, root: Path) -> None:
@@ -51,6 +46,11 @@ def build(name: str, root: Path) -> None:
     )
     with attempt_at(job, root) as attempt:
         make(name, environment, attempt.out(name), root, attempt.run)
+
+
+main = partial(
+    project.main, __doc__, build, name="a name under `environments` in params.yaml", short=True
+)
 
 
 def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, work: Path) -> None:
@@ -116,7 +116,6 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     """Copy a fetched archive's files; return the executable and the archive's sha256."""
-    from pipeline.envs.sources.executables import executable_in, this_platform
     from pipeline.envs.sources.fetch import fetch, public
 
     platform = this_platform()
@@ -137,8 +136,6 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
 
 def _copied(source: Path, folder: Path) -> Path:
     """Copy a build, and return the executable in the copy."""
-    from pipeline.envs.sources.executables import executable_in
-
     folder.mkdir(parents=True)
     if source.is_file():
         copy = Path(shutil.copy(source, folder / source.name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,15 @@ from pipeline.dag import run_context
 from pipeline.dag.attempt import Job, attempt_at, read_map
 from pipeline.envs import executable
 from pipeline.errors import StageError
-from pipeline.evaluation.episodes import Episode
+from pipeline.evaluation.episodes import Episode, write_episodes
+from pipeline.evaluation.plots import plot_returns
+from pipeline.evaluation.statistics import summarize
 from pipeline.export.policy import OnnxPolicy
 from pipeline.tracking import mlflow_run, run_metadata
 
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 VIDEOS = {"median": "median.gif", "best": "best.gif"}
 """Files that the stage writes in addition if `video` is true."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    # The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
-    return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
 
 def job_of(run: run_context.Run) -> Job:
@@ -52,10 +49,6 @@ def job_of(run: run_context.Run) -> Job:
 
 def evaluate(run: run_context.Run) -> None:
     """Play the episodes, and write the episodes, their statistics and a histogram."""
-    from pipeline.evaluation.episodes import write_episodes
-    from pipeline.evaluation.plots import plot_returns
-    from pipeline.export.policy import OnnxPolicy
-
     job = job_of(run)
     with (
         attempt_at(job, run.root, lambda: job_of(run.reread())) as attempt,
@@ -85,6 +78,10 @@ def evaluate(run: run_context.Run) -> None:
         plot_returns(attempt.out("returns.png"), returns, title=title)
         if record is not None:
             tell(record, run, attempt.out("metrics.json").parent)
+
+
+# The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
+main = partial(run_context.main, __doc__, evaluate, short=True, has_runtime=False)
 
 
 def _with_policy(
@@ -196,8 +193,6 @@ def play(
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return statistics of each behavior's episodes, over the episodes of all its teams."""
-    from pipeline.evaluation.statistics import summarize
-
     by_behavior: dict[str, list[Episode]] = {}
     for episode in episodes:
         # Teams of a behavior, `Name?team=0` and `Name?team=1`, have the same policy.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,6 @@ from pipeline import files
 from pipeline.dag import policies, provenance, run_context
 from pipeline.dag.attempt import Job, attempt_at, read_map
 from pipeline.tracking import mlflow_run, run_metadata
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    return run_context.main(argv, __doc__, export, short=True)
 
 
 def job_of(run: run_context.Run) -> Job:
@@ -56,6 +52,9 @@ def export(run: run_context.Run) -> None:
         files.write_json(folder / "export.json", reports)
         if record is not None:
             tell(record, run, folder)
+
+
+main = partial(run_context.main, __doc__, export, short=True)
 
 
 def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> None:

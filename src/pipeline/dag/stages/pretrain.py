@@ -5,8 +5,8 @@ The stage saves nothing before its end, so a stopped attempt starts again from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from pipeline import files
@@ -16,11 +16,6 @@ from pipeline.errors import StageError
 from pipeline.settings import to_mapping
 
 OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    return run_context.main(argv, __doc__, pretrain)
 
 
 def job_of(run: run_context.Run) -> Job:
@@ -88,3 +83,6 @@ def pretrain(run: run_context.Run) -> None:
             with run_context.recorded(run, attempt) as record:
                 if record is not None:
                     run_context.tell_pretraining(record, attempt.out("progress.csv").parent)
+
+
+main = partial(run_context.main, __doc__, pretrain)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,6 @@ from pipeline.settings.project.sweeps import SweepParams, proposal_file
 # With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
 """A step has a median only if at least this number of learning curves have a point at the step."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    trial = "<sweep>/<number>, of a sweep with the method optuna"
-    return project.main(argv, __doc__, propose, name=trial)
 
 
 def propose(trial: str, root: Path) -> None:
@@ -77,6 +72,11 @@ def propose(trial: str, root: Path) -> None:
         journal["waiting"][number] = proposed
         content = {"values": proposed, "prune_below": _medians(journal["told"], sweep), **journal}
         files.write_json(attempt.out(proposal_file(trial).name), content)
+
+
+main = partial(
+    project.main, __doc__, propose, name="<sweep>/<number>, of a sweep with the method optuna"
+)
 
 
 def before(params: Params, trial: str) -> Path:

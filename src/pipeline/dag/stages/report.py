@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -15,8 +16,10 @@ from pipeline.dag.attempt import Job, attempt_at
 from pipeline.dag.reporting import claims, render, results
 from pipeline.dag.reporting.results import against_first, as_text, setup_of
 from pipeline.dag.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
-from pipeline.evaluation.charts import Chart
-from pipeline.evaluation.comparison import Task
+from pipeline.evaluation import tables
+from pipeline.evaluation.charts import Chart, charts_of
+from pipeline.evaluation.comparison import Task, compare
+from pipeline.evaluation.plots import plot
 from pipeline.settings.project.params import Params
 from pipeline.settings.project.sweeps import SweepParams, best_name
 
@@ -27,15 +30,8 @@ MEDIAN = "median.gif"
 _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    return project.main(argv, __doc__, report)
-
-
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
-    from pipeline.evaluation import comparison
-
     params = project.planned(root)
     job = Job(
         stage="report",
@@ -49,9 +45,12 @@ def report(root: Path) -> None:
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
     with attempt_at(job, root) as attempt:
-        tasks = comparison.compare(results.outcomes(root, params))
+        tasks = compare(results.outcomes(root, params))
         write_pages(tasks, attempt.out, root, params)
         files.write_json(attempt.out("summary.json"), _summary(tasks))
+
+
+main = partial(project.main, __doc__, report)
 
 
 def write_pages(
@@ -65,18 +64,16 @@ def write_pages(
 
     `others` has a note about each experiment that params.yaml does not have; the stage gives None.
     """
-    from pipeline.evaluation import charts, tables
-
     folder = out("figures")
     # The folder is made even without figures, because engines require every declared output.
     folder.mkdir()
-    drawn = [charts.charts_of(task) for task in tasks]
+    drawn = [charts_of(task) for task in tasks]
     films = [_films(task, tasks, root, params, folder) for task in tasks]
     figures = [
         [*_draw(task, shown, folder), *clips]
         for task, shown, clips in zip(tasks, drawn, films, strict=True)
     ]
-    more = [*_claims(root, params), *searches(root, params)]
+    more = [*_claims(root, params), *(search(root, params, name) for name in params.sweeps)]
     setups = [_setups(task, params, others or {}) for task in tasks]
     parts = {
         name: (*experiment.stages, *(["video"] if experiment.filmed else []))
@@ -104,25 +101,27 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
         "the intervals overlap, the value is within the tolerance, or the comparison holds. "
         "If the bytes differ, `pipeline claims check` names the first cause."
     )
-    rows, header = [answer.row for answer in found], claims.HEADER
-    texts = len(header)  # every column has text, so no column is aligned as numbers
     return [
-        render.Section(title="Claims", header=header, rows=rows, notes=[note], first_number=texts)
+        render.Section(
+            title="Claims",
+            header=claims.HEADER,
+            rows=[answer.row for answer in found],
+            notes=[note],
+            first_number=len(claims.HEADER),  # every column has text, so none is aligned as numbers
+        )
     ]
 
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return the result files that the report reads, relative to the project."""
     # Policies are not listed, because a new policy gets a new evaluation, which is listed.
-    evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
-    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
-    filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
+    filmed = claims.FILES | {"evaluate": (*claims.FILES["evaluate"], MEDIAN)}
     runs = [
         Path(f"results/{stage}/{name}/seed{seed}/{file}")
         for name, experiment in params.experiments.items()
         for stage in experiment.stages
         for seed in experiment.seeds
-        for file in (filmed if experiment.filmed else files_of).get(stage, ())
+        for file in (filmed if experiment.filmed else claims.FILES).get(stage, ())
     ]
     trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
     return (*runs, *trials)
@@ -133,8 +132,6 @@ def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple
 
     The description has trainer, steps, seeds, and the differences from the first experiment.
     """
-    from pipeline.evaluation import tables
-
     ours = [standing for standing in task.standings if standing.experiment not in others]
     names = [standing.experiment for standing in ours]
     # The settings include all defaults, so that a changed default of a trainer is also listed.
@@ -147,20 +144,18 @@ def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple
         (
             name,
             f"{setups[name].get('trainer_type', '').upper()} ({params.experiments[name].trainer}), "
-            f"{tables.budget(standing)} steps, {_seeds(standing.seeds)}"
+            f"{tables.budget(standing)} steps, {tables.seeds(standing.seeds)}"
             + (f"; against {names[0]}: {different[name]}" if name in different else ""),
         )
         for name, standing in zip(names, ours, strict=True)
     ] + [
-        (standing.experiment, f"{_seeds(standing.seeds)}. {others[standing.experiment]}")
+        (standing.experiment, f"{tables.seeds(standing.seeds)}. {others[standing.experiment]}")
         for standing in task.standings
         if standing.experiment in others
     ]
 
 
 def _draw(task: Task, charts: Sequence[Chart], folder: Path) -> list[render.Figure]:
-    from pipeline.evaluation.plots import plot
-
     stem = _file_name(f"{task.environment}-{task.behavior}")
     figures = [render.Figure(one.heading, f"{stem}-{one.file}.png", one.caption) for one in charts]
     for chart, figure in zip(charts, figures, strict=True):
@@ -235,24 +230,21 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
     return table
 
 
-def searches(root: Path, params: Params) -> list[render.Section]:
-    """Return the report's section about each sweep: a table of trials, and notes on the ranking.
+def search(root: Path, params: Params, name: str) -> render.Section:
+    """Return the report's section about a sweep: a table of trials, and notes on the ranking.
 
     Raises:
         StageError: A score is missing or ambiguous.
     """
-    return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
-
-
-def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Section:
+    sweep = params.sweeps[name]
     trials = trials_of(root, name, sweep)
     ranked = rank(trials, goal=sweep.goal)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
     first = "greatest" if sweep.goal == "maximize" else "least"
-    over = f", its mean over {_seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
+    over = f", its mean over {tables.seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
     notes = [
-        f"{len(trials)} configurations of {sweep.experiment} with {_seeds(sweep.seeds)}, ranked by "
-        f"{sweep.metric} of the evaluation{over}, {first} first."
+        f"{len(trials)} configurations of {sweep.experiment} with {tables.seeds(sweep.seeds)}, "
+        f"ranked by {sweep.metric} of the evaluation{over}, {first} first."
     ]
     n_best = sum(trial.score == ranked[0].score for trial in ranked)
     if n_best > 1:
@@ -299,12 +291,7 @@ def _fresh(
     )
     return (
         f"The best trial, {chosen.name}, scored {fresh.score:.4g} on the fresh "
-        f"{_seeds(list(scores))}{listed}, after {chosen.score:.4g} in the sweep. The best score of "
-        f"{n_trials} trials is partly luck, so quote the score on the fresh seeds, which is in the "
-        f"results of the experiment {best}."
+        f"{tables.seeds(list(scores))}{listed}, after {chosen.score:.4g} in the sweep. The best "
+        f"score of {n_trials} trials is partly luck, so quote the score on the fresh seeds, which "
+        f"is in the results of the experiment {best}."
     )
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    word = "seed" if len(seeds) == 1 else "seeds"
-    return f"{word} {', '.join(map(str, seeds))}"

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,6 @@ class Trial:
         return sum(self.scores.values()) / len(self.scores)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the stage with command-line arguments, and return its exit code."""
-    name = "a name under `sweeps` in params.yaml"
-    return project.main(argv, __doc__, rank_named, name=name)
-
-
 def rank_named(name: str, root: Path) -> None:
     """Rank a sweep's trials, and write `best.json`, `metrics.json` and `trials.csv`."""
     params = planned(root)
@@ -73,6 +68,9 @@ def rank_named(name: str, root: Path) -> None:
         metrics = {sweep.metric: best.score, "trials": len(ranked)}
         files.write_json(attempt.out("metrics.json"), metrics)
         files.write_whole(attempt.out("trials.csv"), table(ranked, sweep.metric))
+
+
+main = partial(project.main, __doc__, rank_named, name="a name under `sweeps` in params.yaml")
 
 
 def metrics_files(name: str, sweep: SweepParams) -> list[Path]:

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         from pipeline.trainer.worker import work
 
         return work()
-    return run_context.main(argv, __doc__, train)
+    return run_context.main(__doc__, train, argv)
 
 
 def job_of(run: run_context.Run) -> Job:

@@ -15,6 +15,8 @@ from pipeline.settings.nodes import from_plain
 from pipeline.settings.project.experiments import SINKS, SinkNames
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
+from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +60,6 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
     Raises:
         SettingsError: A chosen sink cannot be imported.
     """
-    from pipeline.tracking.console import ConsoleSink
-    from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink
-
     # The CSV file is always written, because reports read it.
     sinks: list[Sink] = [ConsoleSink(), CsvSink(run.folder / "progress.csv")]
     if run.debug_folder is not None:
