@@ -189,17 +189,7 @@ _CASES = {
         differs=_OURS,
     ),
     "xqc, cloning": Case(
-<<<<<<< HEAD
-        trainer="xqc", actions=DISCRETE, hyperparameters=_AT_ONCE, cloning=_CLONING, differs=_OURS
-||||||| 6d726dd7
-        trainer="xqc",
-        actions=DISCRETE,
-        hyperparameters=_AT_ONCE,
-        cloning=_CLONING,
-        differs=_OURS,
-=======
         actions=DISCRETE, hyperparameters=_AT_ONCE, cloning=_CLONING, differs=_OURS
->>>>>>> h-dag
     ),
     "xqc, crossq": Case(
         actions=CONTINUOUS,
