@@ -160,6 +160,12 @@ def test_values_yes_and_no_are_booleans_only_for_boolean_keys(words: str, value:
         assert behavior(f"{{init_path: {word}}}").init_path == word  # a name elsewhere
 
 
+@pytest.mark.parametrize("hidden", [1, 10, 130])
+def test_ppo_accepts_hidden_units_that_the_attention_heads_of_poca_cannot_divide(hidden: int):
+    ppo = behavior(f"{{trainer_type: ppo, network_settings: {{hidden_units: {hidden}}}}}")
+    assert ppo.network_settings.hidden_units == hidden
+
+
 NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
 MOVED = "encoding_size: 'encoding_size' was deprecated for RewardSignals. "
 MOVED += "Please use network_settings"
@@ -228,10 +234,12 @@ behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_sign
 
 def test_inherited_mistake_is_reported_at_its_line_in_default_settings() -> None:
     text = """default_settings:
-  network_settings: {memory: {sequence_length: 64}}
-behaviors: {A: {trainer_type: ppo, hyperparameters: {batch_size: 32}}}
+  trainer_type: ppo
+  network_settings:
+    memory: {sequence_length: 64}
+behaviors: {A: {hyperparameters: {batch_size: 32}}}
 """
-    place = "config.yaml:2: behaviors.A.network_settings.memory.sequence_length"
+    place = "config.yaml:4: behaviors.A.network_settings.memory.sequence_length"
     said = f"{place}: must be less than or equal to batch_size"
     assert refusal(SettingsError, load, text).startswith(said)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from every_block import FILE
 from refusals import refusal
-from test_environments import BOTH, DIGEST, FETCH, fetch
+from test_environments import DIGEST, FETCH, fetch
 from test_params import FILE as PARAMS
 from test_sweep_settings import FILE as SWEEPS
 from test_sweep_settings import RATE
@@ -26,8 +26,7 @@ P = "environment_parameters"
 L = f"{P}.gap.curriculum[0]"
 EVEN = "even_checkpoints: true\n    keep_checkpoints: 0"
 
-# Old text, new text, line of the mistake, its key path, and words of the message. Kinds of values
-# that each setting refuses are in test_run_settings.py.
+# Old text, new text, line of the mistake, its key path, and words of the message.
 MISTAKES = [
     ("env_settings:", "env_setings:", 28, "", "unknown key 'env_setings'", "'env_settings'"),
     ("max_steps: 1e6", "max_step: 1e6", 22, W, "unknown key 'max_step'", "'max_steps'"),
@@ -41,16 +40,23 @@ MISTAKES = [
     ("    trainer_type: ppo\n", "", 3, H, "no trainer_type was given. Add one of: ppo, sac, poca"),
     ("simple", "simpl", 12, f"{N}.vis_encode_type", "'simpl' is not allowed", "nature_cnn, resnet"),
     ("linear", "Linear", 8, f"{H}.learning_rate_schedule", "'Linear'", "did you mean 'linear'?"),
+    ("batch_size: 64", "batch_size: 64.5", 5, f"{H}.batch_size", "whole number", "got 64.5"),
     ("batch_size: 64", "batch_size: true", 5, f"{H}.batch_size", "whole number", "got True"),
     ("batch_size: 64", "batch_size: many", 5, f"{H}.batch_size", "whole number", "got 'many'"),
     ("batch_size: 64", "batch_size: 0", 5, f"{H}.batch_size", "must be at least 1", "got 0"),
     ("batch_size: 64", "batch_size: 1e30", 5, f"{H}.batch_size", "is too large", "got 1e+30"),
     ("batch_size: 64", "batch_size:", 5, f"{H}.batch_size", "whole number", "got nothing (null)"),
+    ("3e-4", "fast", 7, f"{H}.learning_rate", "needs a number", "got 'fast'"),
+    ("3e-4", "-1e-3", 7, f"{H}.learning_rate", "must be greater than 0", "got -0.001"),
     ("3e-4", ".nan", 7, f"{H}.learning_rate", "needs a number", "got nan"),
     ("3e-4", "false", 7, f"{H}.learning_rate", "needs a number", "got False"),
+    ("0.95", "1.5", 9, f"{H}.lambd", "must be at most 1", "got 1.5"),
+    ("gamma: 0.99", "gamma: 99", 18, f"{W}.reward_signals.extrinsic.gamma", "at most 1", "99"),
+    ("size: 128", "size: 3", 14, f"{N}.memory.memory_size", "must be divisible by 2", "got 3"),
     ("length: 64", "length: 65", 15, f"{N}.memory.sequence_length", "batch_size", "got 65"),
     ("threaded: false", "threaded: n", 23, f"{W}.threaded", "needs true or false", "got 'n'"),
     ("threaded: false", 'threaded: "no"', 23, f"{W}.threaded", "needs true or false", "got 'no'"),
+    ("5005", "70000", 29, "env_settings.base_port", "must be at most 65535", "got 70000"),
     ("[--x]", "--x", 30, "env_settings.env_args", "got '--x'", "; write [--x]"),
     ("[--x]", "[{a: 1}]", 30, "env_settings.env_args[0]", "needs text", "got {'a': 1}"),
     ("  time_scale: 20", "  - 20", 31, "engine_settings", "needs a map", "got [20]"),
@@ -72,7 +78,9 @@ ENDLESS, ENDS = (
     for name, more in (("x", ""), ("y", ", completion_criteria: {behavior: A, threshold: 1}"))
 )
 MAP, DEMO = "needs a map of keys to values, got", "demo_path: needs"
-TAG = "the tag 'tag:yaml.org,2002:python/name:os.system' is not allowed, because settings are plain"
+TAG = "the tag 'tag:yaml.org,2002:python/name:os.system' is not allowed, because settings are "
+TAG += "plain data"
+OLD = "default: {trainer: ppo, max_steps: 5.0e4}\nA:\n  batch_size: many\n"
 CURRICULUM = """behaviors: {A: {}}
 curriculum: {A: {measure: reward, thresholds: [1], parameters: {
 gap: [1, 2, 3]}}}"""
@@ -85,7 +93,7 @@ WHOLE = [
     ("torch_settings: true", f":1: torch_settings: {MAP} True; write {{}} for"),
     ("debug: true\nbehaviors: {}\n", ":2: behaviors: lists no behavior"),
     ("debug: !!python/name:os.system\n", f":1: cannot be read as YAML: {TAG}"),
-    ("default: {trainer: ppo}\nA:\n  beta: b\n", ":3: behaviors.A.hyperparameters.beta: needs a"),
+    (OLD, ":3: behaviors.A.hyperparameters.batch_size: needs a whole number"),
     (CURRICULUM, ":3: curriculum.A.parameters.gap: needs 2 values"),
     *((text, ":1: has no settings") for text in ("", "\n\n", "# comment\n# more\n")),
     *((text, ":1: has no settings") for text in ("---\n", "{}\n", "null\n")),
@@ -96,6 +104,8 @@ MEMORY = "{network_settings: {memory: yes}}"
 SIZES = "{sequence_length: 64, memory_size: 128}"
 WIDTH = "hidden_units: must be a multiple of 4 with the trainer type 'poca', whose critic has as "
 WIDTH += "many attention heads, got"
+NO_DEMO = "reward_signals: {gail: {demo_path: []}}"
+NOT_DEMO = "behavioral_cloning: {demo_path: true}"
 POCA = "{trainer_type: poca, network_settings: {hidden_units: "
 IN_BEHAVIORS = [
     *((f"{POCA}{n}}}}}", f"network_settings.{WIDTH} {n}") for n in (1, 10, 130)),
@@ -103,12 +113,12 @@ IN_BEHAVIORS = [
     (MEMORY, f"network_settings.memory: {MAP} 'yes'; write {SIZES}, or leave it out"),
     ("{self_play: true}", f"self_play: {MAP} True; write {{}} for the defaults, or leave it out"),
     ("{behavioral_cloning: true}", f"behavioral_cloning: {MAP} True"),
-    ("{reward_signals: {gail: {demo_path: []}}}", f"reward_signals.gail.{DEMO} at least one demo"),
-    ("{behavioral_cloning: {demo_path: true}}", f"behavioral_cloning.{DEMO} a path, or a list of"),
+    (f"{{{NO_DEMO}}}", f"reward_signals.gail.{DEMO} at least one demonstration, got an empty list"),
+    (f"{{{NOT_DEMO}}}", f"behavioral_cloning.{DEMO} a path, or a list of paths and of maps with"),
 ]
 OVER_DEFAULTS = [
-    ("{trainer_type: [ppo]}", "trainer_type: ['ppo'] is not allowed. Allowed: ppo, sac, poca"),
-    ("{reward_signals: {extrinsic: null}}", "reward_signals: needs at least one reward signal"),
+    ("trainer_type: [ppo]", "trainer_type: ['ppo'] is not allowed. Allowed: ppo, sac, poca"),
+    ("reward_signals: {extrinsic: null}", "reward_signals: needs at least one reward signal"),
 ]
 NO_CRITERIA = "A non-terminal lesson does not have a completion_criteria for a."
 EXCEEDS = "the minimum of [2.0, 1.0] exceeds its maximum"
@@ -122,6 +132,7 @@ IN_PARAMETERS = [
 RECORDED = "environment: ball\n    episodes: 5\n"
 EVALUATION = "    evaluation:\n      episodes: 2\n      seed: 9\n"
 EMPTY = "overrides:\n      behaviors: {Ball: {a..b: 1}}"
+TWO_KEYS = "is written twice, once with a dotted key; keep one"
 TWICE = "overrides:\n      {behaviors.Ball.max_steps: 3, behaviors: {Ball: {max_steps: 4}}}"
 # Old and new text in params.yaml, the line of the mistake, and the start of the message.
 IN_PARAMS = [
@@ -132,22 +143,25 @@ IN_PARAMS = [
     ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' is used for a folder"),
     ("    overrides: {}\n", "", 18, "experiments.scratch: the key 'overrides' is required"),
     ("overrides: {}", EMPTY, 22, "a..b: a part of this dotted key is empty"),
-    ("overrides: {}", TWICE, 22, "behaviors.Ball.max_steps: is written twice, once with a dotted"),
+    ("overrides: {}", TWICE, 22, f"behaviors.Ball.max_steps: {TWO_KEYS}"),
     ("runtime:", "runs: {}\nruntime:", 1, "unknown key 'runs' (value {})"),
     ("runtime:", "track: [jsonl, mlfow]\nruntime:", 1, "track: 'mlfow' is not allowed; did you m"),
     ("runtime:", "track: jsonl\nruntime:", 1, "track: needs a list of sinks, got 'jsonl'"),
 ]
 # The same, with the start of the message after the name of the section.
 MADE = "data/demos/expert.demo"
+BAL = "'bal' is not allowed; did you mean 'ball'?"
+GMAE = "'gmae' is not allowed; did you mean 'game'?"
+OUTPUT = f"{MADE!r} is the output of the stage demos; move your file elsewhere"
 IN_DEMONSTRATIONS = [
     ("episodes: 5", "episodes: 0", 15, "episodes: must be at least 1"),
-    (RECORDED, RECORDED.replace("ball", "bal"), 14, "environment: 'bal' is not allowed; did you "),
+    (RECORDED, RECORDED.replace("ball", "bal"), 14, f"environment: {BAL}"),
     (RECORDED, "file: b.demo\n", 15, "seed: 1 is for recording, but 'file' names a recording"),
     ("    episodes: 5\n", "", 14, "environment: the key 'episodes' is required for recording"),
-    (f"{RECORDED}    seed: 1\n", f"file: {MADE}\n", 14, f"file: '{MADE}' is the output of the "),
+    (f"{RECORDED}    seed: 1\n", f"file: {MADE}\n", 14, f"file: {OUTPUT}"),
 ]
 IN_SCRATCH = [
-    ("environment: game", "environment: gmae", 19, "environment: 'gmae' is not allowed; did you "),
+    ("environment: game", "environment: gmae", 19, f"environment: {GMAE}"),
     ("t.yaml", "u.yaml", 20, "trainer: the file 'config/u.yaml' does not exist"),
     ("t.yaml", "tt.yaml", 20, "trainer: the file 'config/tt.yaml' does not exist; did you mean '"),
     ("[3, 1]", "2", 22, "seeds: needs a list, got 2; write [2]"),
@@ -173,7 +187,8 @@ PRUNED = "method: optuna\n    prune_after: 9\n    goal: minimize\n    runs: 3\n 
 AT_BEST = """experiments:
   rates_best: {environment: ball, trainer: t.yaml, overrides: {}, seeds: [1], stages: [train]}
 """
-NO_WHOLE = "{min: 1.2, max: 1.8, integer: true}"
+FRACTIONS = "{min: 1.2, max: 1.8, integer: true}"
+NO_WHOLE = "there is no whole number from 1.2 to 1.8; widen the interval"
 PARALLEL = "method: grid\n    parallel: 2"
 LOOKS = "ends trials with low rewards, but the sweep looks for the"
 # Old and new text in a params.yaml with a sweep, and words of the message; a dot at their start
@@ -191,7 +206,7 @@ IN_SWEEPS = [
     ("[1e-4, 1e-3]", "{values: [1]}", "values: write the list itself: learning_rate: [...]"),
     ("[1e-4, 1e-3]", "{min: 1, max: 2}", "needs a list of values for 'behaviors.Ball.hyperp"),
     ("[1e-4, 1e-3]", "{min: 2, max: 1}", f"parameters.{RATE}.max: must be above min (2.0)"),
-    ("[1e-4, 1e-3]", NO_WHOLE, "integer: there is no whole number from 1.2 to 1.8; widen"),
+    ("[1e-4, 1e-3]", FRACTIONS, f"parameters.{RATE}.integer: {NO_WHOLE}"),
     ("[1e-4, 1e-3]", "{min: 0, max: 1, scale: log}", "min: must be above 0 for scale log, got"),
     ("[500, 1000, 2000]", f"{list(range(500))}", "grid makes 1000 trials, more than 999; sweep"),
     ("[7, 8]", "[1, 8]", ".best: the sweep chooses the best configuration with the seeds [1]"),
@@ -209,12 +224,22 @@ IN_SWEEPS = [
     ("subsets:\n", "subsets:\n  few: [base, bose]\n", "subsets.few: there is no experiment"),
     ("experiments:\n", AT_BEST, "would be mixed with those of the experiment 'rates_best'"),
 ]
+TEAMS = "belongs to the source 'pettingzoo' and 'module', but the"
+ID = "belongs to the source 'gymnasium' and 'pettingzoo' and 'module', but the"
+NO_ID = "gymnasium: an id is missing; write for example gymnasium:CartPole-v1"
+PLATFORMS = "the keys of 'url' give the platforms already; remove 'platform'"
+OF_LINUX = fetch(url="{linux: 'file:///x'}", sha256=f"{{linux: {DIGEST}}}", platform="linux")
+METHOD = "needs 'Class.Method' of a script in Assets/Editor, got 'Build'"
+EDITOR = "'editor' waits until someone presses Play, so its results could not be reproduced; train "
+EDITOR += "with `pipeline learn` without --env, or use the source 'unity' to build the project"
 # Text of an environment in params.yaml, and words of the message.
 IN_ENVIRONMENTS = [
     ("{id: x}", "environments.cart: the key 'source' is required"),
     ("{source: gymnasum, id: x}", "source: 'gymnasum' is not allowed; did you mean 'gymnasi"),
     ("{source: gymnasium}", "environments.cart: the key 'id' is required"),
-    ("'gymnasium:'", "gymnasium: an id is missing; write for example gymnasium:CartPole-v1"),
+    ("{source: gymnasium, id: [x]}", "environments.cart.id: needs text, got ['x']"),
+    ("{source: builtin, id: x}", f"cart.id: {ID}"),
+    ("'gymnasium:'", f"environments.cart: {NO_ID}"),
     ("https://x.org/game.zip", "`pipeline env fetch` downloads the archive"),
     ("gym:CartPole-v1", "cart: 'gym:CartPole-v1' is not an environment; did you mean 'gymnas"),
     ("my-env:make", "'my-env:make' is not an environment. Give a path (./Game), a simulator"),
@@ -232,29 +257,32 @@ IN_ENVIRONMENTS = [
     (fetch(url="[a]"), "cart.url: needs text, got ['a']"),
     (fetch(url="{linux: []}"), "cart.url.linux: needs text, got []"),
     (FETCH + "platform: amiga}", "cart.platform: 'amiga' is not allowed. Allowed: linux, da"),
-    (f"{{source: fetch, {BOTH}, platform: linux}}", "cart.platform: the keys of 'url' give the "),
+    (OF_LINUX, f"cart.platform: {PLATFORMS}"),
     (FETCH + "executable: ../x}", "executable: must be a path inside the archive, got '../x'"),
     (FETCH + "max_ratio: 9}", "cart.max_ratio: is an old key; remove it: max_unpacked_gb limits"),
     (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
+    (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fetch'"),
+    ("{source: builtin, project: x}", "cart.project: belongs to the source 'unity', but"),
     (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),
     ("{source: unity}", "project: the source 'unity' needs this key: where the Unity project is"),
-    ("{source: unity, project: p, method: Build}", "cart.method: needs 'Class.Method' of a script"),
+    ("{source: unity, project: p, method: Build}", f"cart.method: {METHOD}"),
     ("{source: path}", "cart.path: the source 'path' needs this key: where the build is"),
-    ("{source: editor}", "could not be reproduced; train with `pipeline learn` without --env"),
+    ("{source: editor}", f"cart.source: {EDITOR}"),
     ("{source: pettingzoo, id: x, teams: two}", "cart.teams: must be none, index, or a map"),
     ("{source: pettingzoo, id: x, teams: {a: -1}}", "cart.teams: must be none, index"),
+    ("{source: pettingzoo, id: x, api: both}", "cart.api: 'both' is not allowed"),
     ("{source: module, id: my_env}", "cart.id: needs the form module:function, got 'my_env'"),
 ]
-TEAMS = "belongs to the source 'pettingzoo' and 'module', but the"
 # Text of one more key of an environment of Gymnasium.
 IN_GYMNASIUM = [
-    ("copies: 0", "copies: must be at least 1, got 0"),
-    ("kwargs: 3", "kwargs: needs a map of keys to values"),
+    ("copies: 0", "cart.copies: must be at least 1, got 0"),
+    ("kwargs: 3", "cart.kwargs: needs a map of keys to values"),
     ("kwargs: {render_mode: human}", "environments.cart.kwargs.render_mode: cannot be set"),
     ("kwargs: {a: {b: [.inf]}}", "environments.cart.kwargs.a.b: must be finite, got inf"),
     ("teams: index", f"environments.cart.teams: {TEAMS}"),
     ("copis: 2", "'copis' (value 2); did you mean 'copies'?"),
     ("visual: yess", "cart.visual: 'yess' is not allowed"),
+    ("action_scale: 0", "action_scale: must be greater than 0"),
 ]
 
 
@@ -269,7 +297,7 @@ def cases() -> Iterator[tuple[str, str, str, str]]:
         yield "x.yaml", f"behaviors: {{A: {text}}}", f":1: behaviors.A.{begin}", ""
     for text, begin in OVER_DEFAULTS:
         defaults = "default_settings: {}\nbehaviors:\n"
-        yield "x.yaml", f"{defaults}  A: {text}", f":3: behaviors.A.{begin}", ""
+        yield "x.yaml", f"{defaults}  A:\n    {text}", f":4: behaviors.A.{begin}", ""
     for text, begin in IN_PARAMETERS:
         yield "x.yaml", f"{P}: {{a: {text}}}", f":1: {P}.a{begin}", ""
     for section, rows in {
