@@ -146,9 +146,9 @@ class Algorithm(ABC):
             # The gradients have no entry for parameters that this optimizer does not train.
             checked = {"gradient": optimizer.gradient, "weight": optimizer.flat}
             for kind, flat in checked.items():
-                # A number that is not finite makes the sum not finite, and to add up is faster. Only
-                # a sum that overflows needs the check of all numbers.
-                if math.isfinite(flat.sum()) or flat.isfinite().all():
+                # A number that is not finite makes the sum not finite, and adding up is faster than
+                # `isfinite`, which only has to look again because a sum may overflow.
+                if math.isfinite(flat.detach().sum()) or flat.isfinite().all():
                     continue
                 gradients = dict(optimizer.gradients)
                 tensors_by_name = (
