@@ -1,7 +1,5 @@
 """Fixtures and settings of all tests."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

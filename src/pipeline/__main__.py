@@ -1,7 +1,5 @@
 """The `pipeline` command; Ctrl+C ends it without a traceback, even during its imports."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Atomic writes of files, folders with a single writer, similar names, and digests of content."""
 
-from __future__ import annotations
-
 import codecs
 import glob
 import hashlib

@@ -4,8 +4,6 @@ Torch, MKL, oneDNN, OpenBLAS and NumPy choose the fastest kernels for the CPU. K
 different orders, so equal inputs may give other last bits on another CPU.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -8,8 +8,6 @@ edited table in metadata would only take effect after a new installation. A clas
 current folder is named `module:Class`, and needs no package. See docs/how-to/plugins.md.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """Named random streams, derived from one seed: every use of random numbers has its own stream."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Commands in separate processes, with checks of the processes and files that they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

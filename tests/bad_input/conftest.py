@@ -1,7 +1,5 @@
 """Fixtures: a separate folder for each test, a project, and a trained run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that cannot start: refused before the environment starts, and no files are left."""
 
-from __future__ import annotations
-
 import pytest
 from command import CONFIG
 

@@ -1,7 +1,5 @@
 """Environments that cannot be started, and files that do not exist."""
 
-from __future__ import annotations
-
 import shutil
 
 

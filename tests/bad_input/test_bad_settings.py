@@ -1,7 +1,5 @@
 """Mistakes in configuration files: one line each, with file, line and remedy."""
 
-from __future__ import annotations
-
 import pytest
 
 HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n      "

@@ -1,7 +1,5 @@
 """Fetched environments that cannot be used: one line, exit code 2, and a clean cache."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

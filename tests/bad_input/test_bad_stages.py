@@ -1,7 +1,5 @@
 """Stages with unusable inputs: one error line, and no output."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Runs that fail: unwritable files, NaN observations and signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """The parts of benchmarks/agreement.py that need no ML-Agents."""
 
-from __future__ import annotations
-
 import agreement
 import numpy as np
 

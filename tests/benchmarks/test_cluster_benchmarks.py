@@ -1,7 +1,5 @@
 """`benchmarks/cluster_jobs.py` and `benchmarks/slurm.py` notice incomplete results."""
 
-from __future__ import annotations
-
 import cluster_jobs
 import pytest
 import slurm

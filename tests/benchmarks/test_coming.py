@@ -1,7 +1,5 @@
 """The benchmark trains with the settings of the page about Stable-Baselines3."""
 
-from __future__ import annotations
-
 import coming
 import pytest
 

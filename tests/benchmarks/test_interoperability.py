@@ -1,7 +1,5 @@
 """The configurations with which the reference trains on every executable."""
 
-from __future__ import annotations
-
 import catalogue
 import interoperability
 import pytest

@@ -1,7 +1,5 @@
 """The checks of `benchmarks/kills.py` find broken files, left-over files and lost processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

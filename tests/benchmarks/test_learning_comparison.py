@@ -1,7 +1,5 @@
 """The comparison with the reference: its cases, measurements and conclusions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

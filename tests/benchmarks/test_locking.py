@@ -1,7 +1,5 @@
 """The environment `Lock`, on which RND is compared."""
 
-from __future__ import annotations
-
 import locking
 import numpy as np
 

@@ -1,7 +1,5 @@
 """The members of our classes, as benchmarks/peer_names.py counts them."""
 
-from __future__ import annotations
-
 import ast
 
 import peer_names

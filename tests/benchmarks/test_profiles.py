@@ -1,7 +1,5 @@
 """The slowed environments of `benchmarks/profiles.py`."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The settings that benchmarks/self_play.py derives from a trainer file."""
 
-from __future__ import annotations
-
 import pytest
 import self_play
 

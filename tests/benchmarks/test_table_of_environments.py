@@ -1,7 +1,5 @@
 """The checks behind the table of environments, and their reports on misbehaving executables."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`benchmarks/throughput.py` refuses runs that are too short before it trains."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The pure parts of `benchmarks/time_to_target.py`."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations that ML-Agents publishes load unchanged."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Demonstrations that three versions of ML-Agents recorded in Unity."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Each name of ML-Agents has an equivalent or a reason, and code that uses the names runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Models that ML-Agents trained and shipped can be described, checked and run."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Messages and side channels follow the protocol's specification."""
 
-from __future__ import annotations
-
 import uuid
 
 from google.protobuf import descriptor_pool

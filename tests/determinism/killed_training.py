@@ -5,8 +5,6 @@ process is killed before it saves (0: none), and words for the options of the tr
 among the words is the `steps_per_update`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

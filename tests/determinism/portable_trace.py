@@ -11,8 +11,6 @@ the traces of four runs, which test_portable.py compares with traces of the mach
 docs/explanation/provenance.md explains how to read a difference.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Portable trainings compute the stored tensors, on whatever x86-64 processor runs the tests."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

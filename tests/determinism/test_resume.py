@@ -1,7 +1,5 @@
 """A killed and resumed run equals the uninterrupted run, array by array."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

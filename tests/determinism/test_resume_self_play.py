@@ -1,7 +1,5 @@
 """Self-play depends on the seed only, and a killed and resumed run is unchanged."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures to run commands as users do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@ cd tests/field
 pipeline learn ppo.yaml --env field_environments:ImageOfZeroOne --run-id one --seed 1
 """
 
-from __future__ import annotations
-
 import sys
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Policies for `Guess` in the layouts of several ML-Agents releases, node by node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reports about shared machines, and about environments and files from strangers."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Reports of users whose runs are started, stopped and requeued by a scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

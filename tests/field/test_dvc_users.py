@@ -1,7 +1,5 @@
 """Reports of DVC users: names that YAML reads as numbers, and results on another disk."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Mistakes of newcomers, and the program's answers."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports of users who train in environments of Gymnasium."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from functools import partial

@@ -1,7 +1,5 @@
 """Reports of users who fetch environments and policies from a server."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Reports of users who learn from recordings: datasets of Minari, and tables of their own."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

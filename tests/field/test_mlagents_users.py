@@ -1,7 +1,5 @@
 """Reports of ML-Agents users: recordings with teams, configurations of other versions."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reports of users who keep runs in MLflow, and copy, move and repeat projects."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

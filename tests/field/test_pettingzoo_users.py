@@ -1,7 +1,5 @@
 """Reports of users who train in environments of PettingZoo."""
 
-from __future__ import annotations
-
 import field_environments
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Reports of researchers: masked actions, and observations far from zero."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import field_environments

@@ -1,7 +1,5 @@
 """Reports of Snakemake users: reruns after another notation of a value, results of DVC."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reports of users who train agents in their own Unity environments."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Random agents of small behaviors, and random faults in their messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random HTTP/2 frames of a client: legal conversations, and conversations with faults."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

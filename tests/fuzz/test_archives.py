@@ -1,7 +1,5 @@
 """Archives of environments with links, paths out of their folder, wrong sizes and damage."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

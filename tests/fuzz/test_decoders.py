@@ -4,8 +4,6 @@
 `Decoder` messages with the layout of an earlier message. All must give the same arrays or errors.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

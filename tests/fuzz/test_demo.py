@@ -1,7 +1,5 @@
 """Demonstration files of every format: valid, changed and damaged files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Legal frames must give the same messages in both. With illegal frames, both must
 frame first, except for our limits and for the frames that docs/reference/protocol.md tolerates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import deque

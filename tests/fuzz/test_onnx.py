@@ -1,7 +1,5 @@
 """Changed ONNX files in `pipeline onnx check` and in evaluation."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Changed settings files: trainer configurations, curricula, samplers, params.yaml, manifests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoders, reward signals and trainers in a file of the user, without a package, in real runs."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys

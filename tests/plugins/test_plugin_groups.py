@@ -1,7 +1,5 @@
 """Parts of a run from installed packages, and messages about parts that cannot be used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

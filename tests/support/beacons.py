@@ -1,7 +1,5 @@
 """A small environment of Gymnasium, under two names."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import gymnasium

@@ -1,7 +1,5 @@
 """A valid trainer configuration with all blocks of settings."""
 
-from __future__ import annotations
-
 FILE = """\
 behaviors:
   Walker:

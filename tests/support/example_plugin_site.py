@@ -1,7 +1,5 @@
 """Installs the package of `examples/plugin` into a folder: its files and metadata."""
 
-from __future__ import annotations
-
 import shutil
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Environments for tests of restarts: a worker that does not answer, and long episodes."""
 
-from __future__ import annotations
-
 from toys import Chase
 
 from pipeline.envs.in_process import InProcessEnvironment

@@ -1,7 +1,5 @@
 """The environment of `unit/envs/fake_environment.py` as an executable, and settings for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "unit/envs/fake_environment.py"

@@ -5,8 +5,6 @@ arguments, folder, variables and streams, and its end, are as with `subprocess.r
 a fork, so a test in which the parent process dies starts the program itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

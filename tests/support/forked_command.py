@@ -3,8 +3,6 @@
 Commands on PATH begin with this module, so it imports little.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

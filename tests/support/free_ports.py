@@ -1,7 +1,5 @@
 """Consecutive free TCP ports."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Random messages of two workers to a learner, and the learner's actions and updates."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from steps import decision_steps, take_turn, terminal_steps

@@ -1,7 +1,5 @@
 """Environments in this process with steps in two halves, like executables."""
 
-from __future__ import annotations
-
 from pipeline.envs.in_process import InProcessEnvironment
 
 

@@ -1,7 +1,5 @@
 """Runs this interpreter in a new process, with this process's module path."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

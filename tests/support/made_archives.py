@@ -1,7 +1,5 @@
 """Valid and harmful archives for tests."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import stat

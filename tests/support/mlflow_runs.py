@@ -1,7 +1,5 @@
 """Runs in a test's MLflow store, written as by the stages of an experiment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Hides installed plug-ins, so that no test depends on them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import metadata

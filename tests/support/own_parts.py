@@ -1,8 +1,6 @@
 """Encoders, reward signals and trainers as a user has them in a file, `own_parts:Class`."""
 
 # ruff: noqa: ARG002  # the signatures are the contract
-from __future__ import annotations
-
 import torch
 from torch import nn
 

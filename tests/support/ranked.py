@@ -1,7 +1,5 @@
 """One of two learner processes: `python ranked.py RANK STORE` prints its results as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 

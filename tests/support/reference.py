@@ -1,7 +1,5 @@
 """A slow, obvious evaluation of policies, and random policies and observations for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

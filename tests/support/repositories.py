@@ -1,7 +1,5 @@
 """Git commands in repositories of tests."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

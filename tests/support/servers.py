@@ -1,7 +1,5 @@
 """Both servers of the protocol, for tests that each server must pass."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import pytest

@@ -1,7 +1,5 @@
 """Small projects: a params.yaml, and files like those that stages write."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

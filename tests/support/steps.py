@@ -1,7 +1,5 @@
 """Agents' steps with default values for most fields, and a learner's decision on them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipeline.core.steps import DecisionSteps, TerminalSteps

@@ -1,7 +1,5 @@
 """Requests to stop a run after a number of steps or checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pipeline import Callback

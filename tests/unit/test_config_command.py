@@ -1,7 +1,5 @@
 """`pipeline config`: what it shows, what it writes, and what it says about changes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """The environments of `examples/environments`, which docs/tutorials/own.md shows."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which results git keeps: small files of stages, and no files of single runs."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Modules that are not needed are not imported."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

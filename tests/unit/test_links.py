@@ -1,7 +1,5 @@
 """Links between the pages of the project: to files, to headings, and by the name of the page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

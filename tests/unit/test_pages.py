@@ -1,7 +1,5 @@
 """Pages of the documentation: their length, and what they say about the code."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The public names of `import pipeline`: documented, quick to import, and working."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pydoc

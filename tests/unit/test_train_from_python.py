@@ -1,7 +1,5 @@
 """`pipeline.train` from Python: forms of an environment, earlier runs, weights, progress, help."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import sys

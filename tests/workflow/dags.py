@@ -1,7 +1,5 @@
 """Both descriptions of the DAG as comparable nodes, read without building anything."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

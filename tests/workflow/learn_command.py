@@ -1,7 +1,5 @@
 """`pipeline learn` as a process whose output is read, and which is stopped or killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A copy of the project in a git repository of its own, and commands that run in it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

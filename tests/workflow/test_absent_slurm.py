@@ -1,7 +1,5 @@
 """A machine from which SLURM accepts no job, with a substitute for Snakemake's plug-in."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

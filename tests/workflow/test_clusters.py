@@ -1,7 +1,5 @@
 """Cluster jobs that are killed, lost or at their time limit, run by programs of `benchmarks`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every command of README and tutorials runs, here or in the test that `ELSEWHERE` names."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

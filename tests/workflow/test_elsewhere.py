@@ -1,7 +1,5 @@
 """The workflow for a project outside of the checkout: by `--config`, and as a module."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The jobs that both engines choose to run, on a copy of the project with fast stages."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every kind of stage that params.yaml can define, as both engines describe it."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Third-party environments in the DAG: made by both engines, and used for training."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

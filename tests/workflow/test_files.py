@@ -1,7 +1,5 @@
 """The workflow files: dry run, lint, plan and important settings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

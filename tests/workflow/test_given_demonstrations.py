@@ -1,7 +1,5 @@
 """Demonstrations that people made, in place of recorded demonstrations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run from start to end: learn, Ctrl+C, --resume, --initialize-from, --inference."""
 
-from __future__ import annotations
-
 import json
 import signal
 

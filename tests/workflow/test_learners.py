@@ -1,7 +1,5 @@
 """`pipeline learn` on several processes: trained, killed, resumed, stopped and repeated."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Players that the trainer does not start: on the trainer's machine, and through ssh."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

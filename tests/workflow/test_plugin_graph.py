@@ -1,7 +1,5 @@
 """A package with a trainer, an encoder and a simulator, through both engines."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`pipeline init` from a wheel, in an empty folder: both engines run there, and agree."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

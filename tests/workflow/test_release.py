@@ -1,7 +1,5 @@
 """The parts of a release: version, citation, wheel, sdist, Dockerfile and examples."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The environment of the reproduction is prepared, for its packages have 3 GB: it 
 that run the tests. tests/unit/cli/test_archive.py installs packages from locks.
 """
 
-from __future__ import annotations
-
 import sys
 import venv
 import zipfile

@@ -1,7 +1,5 @@
 """Each stage once, through both engines, for the short `make test`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The state that `pipeline sync` reads from Snakemake, for a workflow of one rule."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

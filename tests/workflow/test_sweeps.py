@@ -1,7 +1,5 @@
 """A sweep from one block of params.yaml, through both engines."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A scheduler's warning before a time limit, which every process of a job gets."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The real stages, end to end, on a tiny configuration."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Executables that are killed while a run trains in four of them."""
 
-from __future__ import annotations
-
 import re
 import signal
 

@@ -7,8 +7,6 @@ reward. Source: Pathak et al. 2017, arXiv 1705.05363, equations 2 to 6.
 docs/explanation/reward-signals.md lists every detail with its reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Refuse observations, actions and rewards that are not finite, before they are saved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ algorithm 1; gradient penalty: Gulrajani et al. 2017, arXiv 1704.00028; variatio
 `use_vail`: Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

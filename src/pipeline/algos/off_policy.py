@@ -4,8 +4,6 @@
 1812.05905, section 5.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence

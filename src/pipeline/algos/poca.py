@@ -12,8 +12,6 @@ The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.
 detail.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The acting policy and the form of its decisions, which all algorithms share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

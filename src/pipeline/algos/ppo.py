@@ -7,8 +7,6 @@ over the whole buffer; the entropy of continuous actions is the mean over compon
 docs/explanation/ppo.md lists every detail with its reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

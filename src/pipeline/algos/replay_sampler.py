@@ -1,7 +1,5 @@
 """Minibatches from a replay buffer, with rewards and normalisation computed when rows are drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Source: Engstrom et al. 2020, arXiv 2005.12729 (the running deviation of discoun
 of rewards); the bound by the largest return: FlashSAC 2026, `reward_normalization.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

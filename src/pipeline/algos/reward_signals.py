@@ -1,7 +1,5 @@
 """Reward signals: the rewards of an algorithm, each with its own discount and strength."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ deviation: published configurations set `strength` for the plain error. docs/exp
 lists every detail with its reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ actions the expectations are exact (Christodoulou 2019, arXiv 1910.07207). docs/
 lists every detail with its reason.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial

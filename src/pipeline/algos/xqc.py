@@ -9,8 +9,6 @@ Shapes: B rows of a minibatch, A continuous actions, b branches with K choices i
 branches), Z atoms; tensors of both critics have a leading axis of 2.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

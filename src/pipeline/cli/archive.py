@@ -14,8 +14,6 @@ The same commit and results give the same bytes: names are sorted, and times and
 fixed.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

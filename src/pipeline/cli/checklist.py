@@ -1,7 +1,5 @@
 """`pipeline checklist`: answer a conference's checklist from the records of a project's runs."""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`pipeline claims`: write claims about results, and check whether other results confirm them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """`pipeline completion`: a script with which a shell completes commands, options and files."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`pipeline config`: check a trainer configuration, and convert an old one to today's format."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Iterator, Sequence

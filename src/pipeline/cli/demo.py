@@ -1,7 +1,5 @@
 """`pipeline demo`: show, record, trim, merge, import and export demonstrations."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

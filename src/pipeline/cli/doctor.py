@@ -1,7 +1,5 @@
 """`pipeline doctor`: check that this machine has everything that the pipeline needs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`pipeline env`: build, list and fetch executables of environments, by name, id or URL."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """`pipeline evaluate`: play episodes with ONNX policies in any environment."""
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ modules, and the stage `check`, which records the code of the other stages, alwa
 can only watch files outside the project by their absolute paths, which differ between machines.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

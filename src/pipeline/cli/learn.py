@@ -4,8 +4,6 @@
 the command line are reported before.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

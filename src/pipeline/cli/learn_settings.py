@@ -1,7 +1,5 @@
 """The options of `pipeline learn`, and the settings of its runs made from a command line."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """`pipeline onnx check`: which Unity packages load a policy, and whether it fits a behavior."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator

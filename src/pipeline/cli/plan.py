@@ -1,7 +1,5 @@
 """`pipeline plan`: write the table of runs, and list results that no run makes any more."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

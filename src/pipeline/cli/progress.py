@@ -1,7 +1,5 @@
 """The progress of stages in `pipeline run`: bars on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 A project is a checkout of rl-pipeline, or a folder that `pipeline init` wrote.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`pipeline pull`: download a policy with its model card from the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """`pipeline push`: upload a run with its model card, or a card's folder, to Hugging Face."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Make the MLflow store again from the files in `results/`, which are its source."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import replace

@@ -6,8 +6,6 @@ FOLDER/
     .venv/                       the virtual environment, with only the packages of `locks/`
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """`pipeline run`: run the whole DAG, or parts of it by name, with either engine."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

@@ -4,8 +4,6 @@ A row has DVC's digests of its stages' outputs, and the `dvc.lock` of a revision
 that revision's outputs. Equal digests link them, so runs and commits may come in any order.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ to date with code, parameters and inputs, or if each result is up to date for on
 engines.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ which includes work in other processes and threads. Shares are shares of the tim
 loop worked or waited, so that they add up to 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`pipeline ui`: serve MLflow's pages on the loopback device, with few processes."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

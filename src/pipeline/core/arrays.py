@@ -1,7 +1,5 @@
 """Short names of array types, for use in signatures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@
 trainer's process. The interface is in this module because neither of them imports the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 

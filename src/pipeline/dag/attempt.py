@@ -19,8 +19,6 @@ changed how parameter values are written. A job that the user forces the engine 
 work again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

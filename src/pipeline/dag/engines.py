@@ -1,7 +1,5 @@
 """Ask DVC and Snakemake whether results are up to date, and correct the engines' records."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """The jobs of the DAG, and the jobs that a change affects."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`policy.pt`: the checkpoints of all behaviors of a run in one file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

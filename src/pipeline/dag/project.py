@@ -1,7 +1,5 @@
 """The folder of the project that a stage works in, its code, and entries in its params.yaml."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence

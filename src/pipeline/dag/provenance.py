@@ -7,8 +7,6 @@ same sources would give different bytes. The commit can be found by git's ids of
 repository that has it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata

@@ -6,8 +6,6 @@ environment variable `PIPELINE_MLFLOW_WRITER` has its address. A stage that cann
 a stage on another machine, writes the run in a thread of its own, while its main thread works.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

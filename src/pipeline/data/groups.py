@@ -12,8 +12,6 @@ stores the number of its moment only. Entities are kept until no row needs them,
 trajectory of another member may close earlier or later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ another, each followed by its last observation, so that the observation after a 
 place after the row's own observation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

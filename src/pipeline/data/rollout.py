@@ -8,8 +8,6 @@ that close in the same message, are copied to the end of the rollout, where an u
 contiguous arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

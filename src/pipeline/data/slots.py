@@ -1,7 +1,5 @@
 """Slots: each live agent has a row in preallocated arrays; the row is found without a loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 

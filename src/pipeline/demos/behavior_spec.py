@@ -1,7 +1,5 @@
 """The specification of a demonstration's behavior, from a file or an environment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads demonstrations as rows for imitation learning, merges demonstrations, and trims them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Spaces are converted as in executables from `pipeline env build gymnasium:ID`, s
 demonstration fits the behavior of such an executable.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Writes a table as a `.demo` file, after checking every field."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

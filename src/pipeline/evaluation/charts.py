@@ -3,8 +3,6 @@
 `plots` draws a chart with matplotlib into a file; the report's page draws it as interactive SVG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Comparison of experiments on each task: scores, speed of learning, probability of improvement."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

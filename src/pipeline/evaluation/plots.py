@@ -4,8 +4,6 @@ With the same version of matplotlib equal data give equal bytes: no dates, a fix
 matplotlib's own fonts, and a style that ignores the user's settings. No display is needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator, Sequence

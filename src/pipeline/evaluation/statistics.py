@@ -4,8 +4,6 @@ Interquartile means, probabilities of improvement and bootstrap intervals follow
 2021, arXiv 2108.13264, for one task at a time; a bootstrap sample has as many runs as the data.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A comparison as tables of text, as CSV and as JSON."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

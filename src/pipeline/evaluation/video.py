@@ -4,8 +4,6 @@ The counted episodes have been played before, so filming cannot change them. An 
 the replayed episodes differ. Only the area of the filmed agent is drawn.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Conversion of an environment's observations for a policy, and of the policy's actions back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

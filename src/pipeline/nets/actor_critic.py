@@ -1,7 +1,5 @@
 """The actor with its action heads, and the critic that estimates the values of states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 

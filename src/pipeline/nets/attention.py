@@ -6,8 +6,6 @@ et al. 2019, arXiv 1909.07528; attention: Vaswani et al. 2017, arXiv 1706.03762)
 neither on the order of the entities nor on the number of unused rows after them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ Sources: Ioffe and Szegedy 2015, arXiv 1502.03167; batch renormalisation: Ioffe 
 1702.03275; in reinforcement learning: Bhatt et al. 2024, arXiv 1902.05605 (CrossQ).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import cast

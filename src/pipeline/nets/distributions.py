@@ -1,7 +1,5 @@
 """Probabilities of actions as pure functions of a network's outputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

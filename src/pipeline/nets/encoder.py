@@ -1,7 +1,5 @@
 """Encoders of observations into one hidden vector per agent, for actors and critics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Dense layers with the initial weights that ML-Agents uses, and running normalisers."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Action-value networks of SAC."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Source: Haarnoja et al. 2018, arXiv 1801.01290, appendix C (equations 20 and 21).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

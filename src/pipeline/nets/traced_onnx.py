@@ -5,8 +5,6 @@ opset. Here each operation of torch becomes operators of `export.contract.SAFE_O
 refused. A tensor that the module computes from its weights alone becomes a constant.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ simple and match3 are defined by ML-Agents; nature_cnn: Mnih et al. 2015 (Nature
 Espeholt et al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self, cast

@@ -1,7 +1,5 @@
 """Values of settings, each with its file and line for error messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`steps_per_update: auto`: updates fill the time in which the trainer waits for environments."""
 
-from __future__ import annotations
-
 import math
 
 AUTO = "auto"

@@ -9,8 +9,6 @@ its key path, its value and the allowed values; errors that do not depend on eac
 together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass

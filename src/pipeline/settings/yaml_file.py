@@ -4,8 +4,6 @@ PyYAML follows YAML 1.1, where `1e-5` is text, `on` is true and `010` is eight. 
 expect YAML 1.2, so the rules of YAML 1.2's core schema replace PyYAML's rules for scalars here.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Collection, Iterator

@@ -13,8 +13,6 @@ were evaluated in the present build of the environment count, and an equal score
 alias.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -4,8 +4,6 @@ Statistics that ML-Agents also has keep ML-Agents' names. `<Signal>` is the name
 with an upper-case first letter: Extrinsic, Curiosity, Gail, Rnd.
 """
 
-from __future__ import annotations
-
 # Scripts and dashboards for ML-Agents read these names, so the names never change.
 REWARD = "Environment/Cumulative Reward"
 EPISODE_LENGTH = "Environment/Episode Length"

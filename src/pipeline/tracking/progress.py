@@ -4,8 +4,6 @@ The environment variable `PIPELINE_PROGRESS` has the file's path. Without it a s
 nothing. A stage never fails because a report cannot be written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The key by which a stage finds its MLflow run, and the metadata of that run."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`timers.json`: seconds of a run's parts and ranges of statistics, in ML-Agents' format."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

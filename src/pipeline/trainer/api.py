@@ -1,7 +1,5 @@
 """Training from Python: one call for an executable or for an environment in this process."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Joining the steps of several workers into batches, and sampling rows for checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 

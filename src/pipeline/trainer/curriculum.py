@@ -1,7 +1,5 @@
 """Curricula: the present lesson of each environment parameter, and the lesson's values."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """`device: null` and `threads: null`: choose the fastest device and number of threads."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time

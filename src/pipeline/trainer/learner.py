@@ -1,7 +1,5 @@
 """A behavior in training: its algorithm, its experience, and its numbers of steps and updates."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

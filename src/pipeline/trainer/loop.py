@@ -1,7 +1,5 @@
 """The training loop: step all environments, update every behavior, save checkpoints."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

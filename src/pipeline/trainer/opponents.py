@@ -3,8 +3,6 @@
 The rules follow ML-Agents' `self_play`; docs/how-to/self-play.md describes them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any

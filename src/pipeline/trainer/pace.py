@@ -1,7 +1,5 @@
 """Choose the number for `steps_per_update: auto` by measurements before the first update."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import statistics

@@ -1,7 +1,5 @@
 """Pretraining: behavioral cloning of demonstrations into an initial policy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ and one learner; in an asymmetric game each team has its own behaviors. docs/how
 describes the schedule and the ratings.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Stop on a signal: the first signal ends training after a step, the second at once."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

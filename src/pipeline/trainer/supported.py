@@ -1,7 +1,5 @@
 """Checks of settings and devices before an environment is started."""
 
-from __future__ import annotations
-
 import torch
 
 from pipeline import machine, plugins

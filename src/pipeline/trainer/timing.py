@@ -1,7 +1,5 @@
 """The seconds that each part of training takes, and statistics that environments report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 

@@ -13,8 +13,6 @@ with the arithmetic, at most as many as the rollout took: the algorithm learns b
 experience of a more recent policy.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Generator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Main module of a run's processes of rank 1 and above; see `distributed.workers`."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

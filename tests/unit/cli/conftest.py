@@ -1,7 +1,5 @@
 """`pipeline learn` with the fake environment as its executable."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 tests/workflow/test_reproduce.py archives and reproduces a project.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

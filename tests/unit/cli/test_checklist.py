@@ -1,7 +1,5 @@
 """`pipeline checklist`: answers from the records of runs, and none that they do not know."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`pipeline compare --with`: other people's results as one more experiment."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

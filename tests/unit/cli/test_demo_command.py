@@ -1,7 +1,5 @@
 """`pipeline demo` from the command line."""
 
-from __future__ import annotations
-
 import runpy
 from functools import partial
 from pathlib import Path

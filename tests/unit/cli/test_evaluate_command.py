@@ -1,7 +1,5 @@
 """`pipeline evaluate`: the arguments that it passes on, and what it prints."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

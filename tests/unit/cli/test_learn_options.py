@@ -1,7 +1,5 @@
 """Every option that `mlagents-learn` has or had is accepted, and changes its setting."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A dvc.lock that is incomplete because DVC was killed while writing it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

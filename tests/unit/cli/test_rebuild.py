@@ -1,7 +1,5 @@
 """`pipeline runs --rebuild`: a store made from the files of `results/`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's model card, pushed to a Hub and pulled from it; the Hub is a local server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hub_server

@@ -1,7 +1,5 @@
 """The folder from which a built environment runs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

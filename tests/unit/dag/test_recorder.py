@@ -1,7 +1,5 @@
 """MLflow runs of stages, written by another process or thread than the stage's main thread."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Demonstrations from and as Minari datasets; the datasets are made here, without a network."""
 
-from __future__ import annotations
-
 import warnings
 
 import gymnasium

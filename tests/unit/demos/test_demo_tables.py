@@ -1,7 +1,5 @@
 """Demonstrations from and as CSV, JSON lines and Parquet files, and specification files."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Demonstrations as rows to imitate: selected pairs, merged and trimmed files, other behaviors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`environments.<name>` of params.yaml: one set of keys for each source."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 

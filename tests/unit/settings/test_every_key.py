@@ -1,7 +1,5 @@
 """Every key of an older configuration is converted to its present place."""
 
-from __future__ import annotations
-
 from functools import reduce
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files named in settings are checked before anything is built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

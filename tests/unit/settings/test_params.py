@@ -1,7 +1,5 @@
 """`params.yaml`, and the table of runs that is made from it."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

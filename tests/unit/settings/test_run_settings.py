@@ -1,7 +1,5 @@
 """The present configuration format: keys, defaults, inheritance and derived settings."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import is_dataclass

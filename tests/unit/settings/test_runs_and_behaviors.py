@@ -1,7 +1,5 @@
 """Settings of one experiment, stage, trial or behavior do not depend on the others."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -2,8 +2,6 @@
 and remedy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

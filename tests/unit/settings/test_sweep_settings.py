@@ -1,7 +1,5 @@
 """Sweeps and subsets of `params.yaml`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

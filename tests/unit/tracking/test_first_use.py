@@ -1,7 +1,5 @@
 """Several processes create the MLflow store at the same time, or one is killed meanwhile."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

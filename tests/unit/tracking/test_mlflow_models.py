@@ -1,7 +1,5 @@
 """Scores and aliases of model versions, in a registry that this file imitates."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The package uses only MLflow's public API."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A store that cannot be opened causes one warning without delay, and the stage continues."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

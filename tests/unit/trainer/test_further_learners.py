@@ -1,7 +1,5 @@
 """How several processes of a run start, join and end, and how they get the job."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The calling end of a connection with servers that break HTTP/2, refuse calls or disconnect."""
 
-from __future__ import annotations
-
 import socket
 from concurrent.futures import ThreadPoolExecutor
 

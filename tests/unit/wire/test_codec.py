@@ -1,7 +1,5 @@
 """Encoder and three decoders of messages about agents, compared with slow, obvious versions."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

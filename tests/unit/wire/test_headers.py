@@ -1,7 +1,5 @@
 """Header blocks of calls are recognized with any HPACK compression."""
 
-from __future__ import annotations
-
 import pytest
 from hpack import Decoder, Encoder
 from http2_peer import FIELDS, TRAILERS

@@ -1,7 +1,5 @@
 """Hostile peers cost bounded memory and time, and do not stop the conversation."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

@@ -1,7 +1,5 @@
 """The server's reaction to frames of a client, legal and illegal ones (RFC 9113)."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -1,7 +1,5 @@
 """Storage of message layouts: for which messages a layout is stored, and for how long."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Sizes in messages and files are checked before arrays of these sizes are allocated."""
 
-from __future__ import annotations
-
 import tracemalloc
 from contextlib import contextmanager
 

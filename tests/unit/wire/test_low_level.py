@@ -1,7 +1,5 @@
 """Specifications, actions and steps of ML-Agents' low-level API."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Agents with other observations than their behavior: refused, or accepted with a warning."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

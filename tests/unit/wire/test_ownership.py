@@ -1,7 +1,5 @@
 """The first connection that greets owns the conversation; other clients are refused."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Values of environment parameters at each reading, and a simulator's `Controls`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

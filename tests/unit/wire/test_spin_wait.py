@@ -1,7 +1,5 @@
 """Polling before a wait blocks: it pauses while it does not pay, and resumes when it pays."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 

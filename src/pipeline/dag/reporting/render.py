@@ -1,7 +1,5 @@
 """The report as Markdown, to read in a repository, and as one self-contained HTML file."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Collection, Mapping, Sequence

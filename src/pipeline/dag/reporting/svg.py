@@ -4,8 +4,6 @@ The page has inline SVG and no plotting library in JavaScript, which would take 
 browser shows the page, even from a file, without network and with scripts switched off.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

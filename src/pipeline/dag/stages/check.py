@@ -7,8 +7,6 @@ The stage also records the digests of the source files that each other stage imp
 depend on these records, which change only if a source file has changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The `demos` stage: episodes of the simulator's expert, recorded as a `.demo` file."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The `env` stage: make an executable of an environment in params.yaml, in its own folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial

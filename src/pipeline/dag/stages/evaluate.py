@@ -1,7 +1,5 @@
 """The `evaluate` stage: play episodes with the exported policy, and write their returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

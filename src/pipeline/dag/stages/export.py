@@ -1,7 +1,5 @@
 """The `export` stage: write the trained policy as ONNX, and check that both give equal actions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial

@@ -3,8 +3,6 @@
 The stage saves nothing before its end, so a stopped attempt starts again from the beginning.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path

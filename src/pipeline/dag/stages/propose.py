@@ -6,8 +6,6 @@ with the next trial, and engines know which trials a change affects. Optuna's ow
 file with time stamps for all trials, which cannot be the output of one job.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Mapping

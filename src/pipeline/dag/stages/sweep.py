@@ -1,7 +1,5 @@
 """The `sweep` stage: rank the trials of a sweep, and write the best configuration."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

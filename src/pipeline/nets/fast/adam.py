@@ -1,7 +1,5 @@
 """Adam as a single operation, because a small network spends most of its time on calls of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple

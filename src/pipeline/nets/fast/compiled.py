@@ -6,8 +6,6 @@ without a graph, and torch's compiler turns these operations into one program; o
 program is in C++.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -6,8 +6,6 @@ equal the results of `ActionHeads.choose`, except for rounding. Torch computes t
 other networks than dense layers with Swish, ReLU or tanh: NumPy would hardly be faster.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast

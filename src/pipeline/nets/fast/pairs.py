@@ -1,7 +1,5 @@
 """Two networks with layers of equal shapes, computed together by one batched product per layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Protocol

@@ -5,8 +5,6 @@ computes the table, from `params.yaml` and, for pretraining, the networks in the
 Snakemake uses the same table.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path, PurePath
 from pkgutil import iter_modules

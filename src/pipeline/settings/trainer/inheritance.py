@@ -1,7 +1,5 @@
 """Inheritance of behaviors from `default_settings`; removal of deprecated keys."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import NamedTuple

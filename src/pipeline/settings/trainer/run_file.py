@@ -4,8 +4,6 @@ The steps are: read, convert to the present format, merge the overrides, remove 
 merge each behavior over `default_settings`, and last convert to types.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Every summary as a line of JSON, for programs that follow a run: `tail -f`, pandas, `jq`."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

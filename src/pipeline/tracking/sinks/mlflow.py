@@ -1,7 +1,5 @@
 """The sink for MLflow: the stage's run, or a new run for a training outside the DAG."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """TensorBoard event files, one folder per behavior, with the tags that ML-Agents writes."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Weights & Biases: a run with parameters and curves, kept in files if there is no login."""
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

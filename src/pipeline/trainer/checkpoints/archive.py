@@ -5,8 +5,6 @@ of tensors. Even with `weights_only=True` torch also unpickles objects of other 
 them may be of any size.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickletools

@@ -1,7 +1,5 @@
 """Checkpoint files: written atomically, and read without running code from them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import logging

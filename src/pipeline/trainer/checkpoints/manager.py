@@ -7,8 +7,6 @@ newest `keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the b
 `<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists the numbered checkpoints.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import time

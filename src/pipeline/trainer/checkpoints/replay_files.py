@@ -7,8 +7,6 @@ when all of its rows have been overwritten. A run that is killed before its chec
 continues from the previous checkpoint, with the files that the previous checkpoint names.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading a checkpoint to continue a learner, to initialize a new learner, or to use its policy."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

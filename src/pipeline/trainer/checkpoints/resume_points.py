@@ -10,8 +10,6 @@ first synchronisation at which all processes have their environments' states gat
 The first process writes the files.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

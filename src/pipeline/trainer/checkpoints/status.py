@@ -1,7 +1,5 @@
 """The list of a run's checkpoints and lessons, as ML-Agents writes it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -6,8 +6,6 @@ synchronise; see `distributed.sync`. They find each other, and report failures, 
 store that `torchrun` or the first process serves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

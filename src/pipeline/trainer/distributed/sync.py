@@ -12,8 +12,6 @@ the same steps, episodes and lesson measures, and all make the same decisions: t
 summary, to begin a lesson, or to end.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import zlib

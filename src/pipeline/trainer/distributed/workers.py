@@ -5,8 +5,6 @@ them the job, and ends them: a started process ends when the pipe at its standar
 started process writes only a log, `learner-<rank>.log`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

@@ -4,8 +4,6 @@ Executables and environments in this process share this module, so that equal sa
 draws in both.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Messages of side channels: frames with a channel's id and a payload of little-endian values."""
 
-from __future__ import annotations
-
 import logging
 import struct
 import uuid

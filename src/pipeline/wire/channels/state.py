@@ -6,8 +6,6 @@ arrays and JSON (`encode`), and read the same format only (`decode`). docs/expla
 describes the channel for authors of other environments.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

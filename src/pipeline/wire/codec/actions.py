@@ -1,7 +1,5 @@
 """Actions in messages: the trainer writes them, and a simulator reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Encodes arrays as messages: agents' steps, and announcements of behaviors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain

@@ -6,8 +6,6 @@ from 6.30 on, and it uses a separate descriptor pool, so it may share a process 
 `mlagents_envs`. Generating needs `grpcio-tools` (in the `dev` extra).
 """
 
-from __future__ import annotations
-
 import base64
 import logging
 import textwrap

@@ -1,7 +1,5 @@
 """PNG observations: one or several concatenated images, mapped to channels."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -8,8 +8,6 @@ the other columns. Nothing in this module loops over agents or numbers.
 The encoding is described at https://protobuf.dev/programming-guides/encoding/.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Code that both transports share: reading an environment's calls and waiting for calls."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable

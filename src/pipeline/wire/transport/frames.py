@@ -7,8 +7,6 @@ the previous block: an environment sends the same headers in every call.
 Sources: RFC 9113, sections 4 to 8, RFC 7541 (HPACK), and the gRPC-over-HTTP/2 specification.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterable

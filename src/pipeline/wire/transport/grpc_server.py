@@ -4,8 +4,6 @@ ML-Agents uses this runtime, so try it when an environment has trouble with
 `pipeline.wire.transport.server`. It takes more time per exchange; see docs/reference/protocol.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -9,8 +9,6 @@ A peer that breaks the rules gets GOAWAY, even where RFC 9113 would end only a s
 Sources: RFC 9113 (HTTP/2) and the gRPC-over-HTTP/2 specification.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import selectors

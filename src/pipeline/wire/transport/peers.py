@@ -4,8 +4,6 @@ Every process and user of the machine can connect to a port, and the first clien
 the conversation. So the kernel is asked for the client's socket before its greeting is accepted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

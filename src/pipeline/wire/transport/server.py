@@ -6,8 +6,6 @@ the peer. The memory that a peer can make this process use is bounded, with lowe
 peer is known to be the environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

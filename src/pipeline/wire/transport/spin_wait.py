@@ -8,8 +8,6 @@ stops polling and tries again seldom; on a machine with a single processor it ne
 `benchmarks/exchange.py`, with and without PIPELINE_SPIN_US=0, shows the effect.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Fixtures that write and load configuration files of older formats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

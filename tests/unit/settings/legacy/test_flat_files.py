@@ -1,7 +1,5 @@
 """Flat files of ML-Agents 0.3 to 0.16 are converted to settings with the same meaning."""
 
-from __future__ import annotations
-
 import json
 import logging
 from textwrap import indent

@@ -1,7 +1,5 @@
 """A section over a default section equals a section with all its settings written out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import example, given, settings

@@ -1,7 +1,5 @@
 """Old trainers that only imitated become behavioral cloning if there is a demonstration."""
 
-from __future__ import annotations
-
 import pytest
 from refusals import refusal
 from test_flat_files import PPO, warnings

@@ -1,7 +1,5 @@
 """Curricula and samplers that older releases had in separate files, folders or sections."""
 
-from __future__ import annotations
-
 import json
 import logging
 from textwrap import indent

@@ -1,7 +1,5 @@
 """Files of old ML-Agents releases: recognition of their formats, and conversion of each."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import dataclass, field, replace

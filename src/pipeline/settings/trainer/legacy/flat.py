@@ -1,7 +1,5 @@
 """Conversion of flat files, which have a default section and a section for each behavior."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
