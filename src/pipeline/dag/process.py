@@ -1,5 +1,7 @@
 """Start and end of a stage's process: signals, killed parents, exit codes, and the log."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import gc
