@@ -105,10 +105,7 @@ class AgentInfos:
 def decode_infos(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
-    """Return the data of all agents except masks, in the order of the message.
-
-    Errors are those of `decode_steps`.
-    """
+    """Return the data of all agents except masks; errors are those of `decode_steps`."""
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
@@ -128,10 +125,7 @@ def decode_infos(
 
 
 def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
-    """Raise NonFiniteError for a reward or observation that is not finite.
-
-    Images are not checked, as in ML-Agents.
-    """
+    """Raise NonFiniteError for NaN or infinity, except in images, as in ML-Agents."""
     check_finite(agents.reward, "rewards", name)
     check_finite(agents.group_reward, "group_rewards", name)
     for index, (values, obs) in enumerate(zip(agents.obs, spec.observation_specs, strict=True)):
@@ -164,16 +158,10 @@ def _decode_observations(
     out, as_announced = [], True
     for index, obs_spec in enumerate(spec.observation_specs):
         column = [row[index] for row in rows]
-        decoded = _decode_floats(column, obs_spec)
-        if decoded is None:
-            messages = [records.parse(m.ObservationProto, data) for data in column]
-            values = _decode_slowly(messages, index, infos, obs_spec)
-            as_announced &= all(
-                message.name == obs_spec.name or not obs_spec.name for message in messages
-            )
-        else:
-            values, named = decoded
-            as_announced &= named
+        values, named = _decode_floats(column, obs_spec) or _decode_slowly(
+            column, index, infos, obs_spec
+        )
+        as_announced &= named
         out.append(values)
     if not as_announced:
         _check_order(infos, spec, name)
@@ -246,15 +234,15 @@ def _tail_name(tail: bytes) -> str | None:
 
 
 def _decode_slowly(
-    column: Sequence[m.ObservationProto],
+    column: Sequence[bytes],
     index: int,
     infos: Sequence[m.ReceivedAgentInfoProto],
     spec: ObservationSpec,
-) -> FloatArray:
-    """Return one observation of all agents, float32 [N, *shape], decoded agent by agent."""
-    # Every row is written below, so the array needs no zeros.
-    out = np.empty((len(column), *spec.shape), dtype=np.float32)
-    for row, message in enumerate(column):
+) -> tuple[FloatArray, bool]:
+    """Return what `_decode_floats` returns, decoded agent by agent."""
+    messages = [records.parse(m.ObservationProto, data) for data in column]
+    out = np.empty((len(messages), *spec.shape), dtype=np.float32)
+    for row, message in enumerate(messages):
         try:
             out[row] = decode_observation(message, spec)
         except _ObservationError as error:
@@ -262,7 +250,7 @@ def _decode_slowly(
                 f"Observation at index={index} for agent with id={infos[row].id} didn't match the "
                 f"ObservationSpec: {error}"
             ) from error
-    return out
+    return out, not spec.name or all(message.name == spec.name for message in messages)
 
 
 def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> FloatArray:
@@ -339,10 +327,8 @@ def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -
     Raises:
         UnityException: Sizes contradict each other, are impossible or too large.
     """
-    observations = first.observations[: MAX_PARTS + 1]
-    spec = BehaviorSpec(
-        [observation_spec_from(message) for message in observations], _action_spec(brain)
-    )
+    observations = [observation_spec_from(x) for x in first.observations[: MAX_PARTS + 1]]
+    spec = BehaviorSpec(observations, _action_spec(brain))
     check_spec(brain.brain_name, spec)
     return ScaledSpec.of(spec, brain.action_spec.action_descriptions)
 
@@ -356,9 +342,8 @@ def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
         properties = (DimensionProperty.NONE, _SPATIAL, _SPATIAL)
-    goal = message.observation_type == m.GOAL_SIGNAL
-    kind = ObservationType.GOAL_SIGNAL if goal else ObservationType.DEFAULT
-    return ObservationSpec(shape, properties, kind, message.name)
+    is_goal = message.observation_type == m.GOAL_SIGNAL  # other numbers count as the default
+    return ObservationSpec(shape, properties, ObservationType(is_goal), message.name)
 
 
 def _action_spec(brain: m.BrainParametersProto) -> ActionSpec:

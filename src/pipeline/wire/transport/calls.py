@@ -53,10 +53,7 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
 
 
 def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
-    """Return whether a call may begin the conversation or, if it has begun, continue it.
-
-    A conversation is continued when the environment connects again.
-    """
+    """Return whether a call may begin the conversation or continue it on a new connection."""
     try:
         message = parse_call(request)
     except (UnityCommunicationException, UnityCommunicatorStoppedException):
@@ -65,10 +62,7 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether a call is a greeting, which begins the conversation.
-
-    `request` is a call that `can_start_or_resume` accepts.
-    """
+    """Return whether a call that `can_start_or_resume` accepts is a greeting, the first call."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 

@@ -72,18 +72,14 @@ _NOT_ONE_MESSAGE = (
 
 
 class IncomingConnection(Connection):
-    """A connection on which a client calls the only method that the server has.
-
-    Attributes:
-        since: time at which the connection was accepted, by `time.monotonic`.
-    """
+    """A connection on which a client calls the only method that the server has."""
 
     _call_limit = UNTRUSTED_CALL_BYTES
     _read_bytes = _UNTRUSTED_READ_BYTES
 
     def __init__(self, sock: socket.socket, path: str) -> None:
         super().__init__(sock)
-        self.since = time.monotonic()
+        self.since = time.monotonic()  # time at which the connection was accepted
         self.is_greeted = False
         self._path = path.encode()
         self._reader = frames.HeaderReader()
@@ -114,7 +110,7 @@ class IncomingConnection(Connection):
                 raise UnityCommunicationException("the environment does not read our answer")
 
     def refuse(self, stream: int, status: int, why: str) -> None:
-        """Answer the call on `stream` with gRPC's status code `status` and the reason `why`."""
+        """Answer the call on `stream` with a status code of gRPC and the reason."""
         if self._streams.pop(stream, None) is not None:
             block = frames.refusal_block(status, why)
             self._notify(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
@@ -222,18 +218,14 @@ def accepted_from(listener: socket.socket, limit: int) -> Iterator[socket.socket
 
 def listen(port: int) -> list[socket.socket]:
     """Listen on both loopback addresses; with port 0 the system chooses the port."""
-    listeners = [_listener("127.0.0.1", port)]
+    listeners = [socket.create_server(("127.0.0.1", port), backlog=BACKLOG)]
+    address = ("::1", listeners[0].getsockname()[1])
     # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
     with contextlib.suppress(OSError):
-        listeners.append(_listener("::1", listeners[0].getsockname()[1]))
+        listeners += [socket.create_server(address, family=socket.AF_INET6, backlog=BACKLOG)]
+    for listener in listeners:
+        listener.setblocking(False)  # `accept` would block if the client has gone in the meantime
     return listeners
-
-
-def _listener(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
-    listener.setblocking(False)  # `accept` would block if the client has gone in the meantime
-    return listener
 
 
 class Server(calls.CallServer):
@@ -249,12 +241,7 @@ class Server(calls.CallServer):
     """
 
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
-        """Start listening.
-
-        Args:
-            port: TCP port; with 0 the system chooses it.
-            peers: decides which process of this machine may be the environment; None allows all
-                processes of this user and of root.
+        """Start listening; `peers` of None allows all processes of this user and of root.
 
         Raises:
             OSError: The port is taken.
@@ -326,10 +313,9 @@ class Server(calls.CallServer):
             return self._owner is not None
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next environment that greets.
+        """Tell the environment to stop as `close` does, and accept the next one that greets.
 
-        The arguments are those of `close`. An environment that was started again is accepted, even
-        if its greeting came before this call.
+        An environment that was started again is accepted, even if it greeted before this call.
         """
         with self._lock:
             if self._owner is not None:
@@ -353,8 +339,7 @@ class Server(calls.CallServer):
 
     def _shut_down_peer(self, wait_s: float) -> None:
         """Answer the environment's call with the end of the conversation, and disconnect."""
-        deadline = time.monotonic() + wait_s
-        left = wait_s
+        deadline, left = time.monotonic() + wait_s, wait_s
         # The end can only be sent as the answer to a call, which may come late: the environment may
         # still compute a step.
         while self._pending is None and self._next_call() is None:
@@ -364,8 +349,9 @@ class Server(calls.CallServer):
         if self._pending is not None:
             with contextlib.suppress(UnityCommunicationException):  # the environment may be gone
                 self.reply(calls.STOPPED, max(left, 0.0))
-        if self._owner is not None:
-            self._forget_owner().close(wait_s)
+        if (owner := self._owner) is not None:
+            self._forget_owner(owner)
+            owner.close(wait_s)
 
     def _next_call(self) -> Received | None:
         owner = self._owner or self._find_owner()
@@ -376,7 +362,8 @@ class Server(calls.CallServer):
             self._pending = (owner, stream)
             return request
         if not owner.is_open:
-            self._forget_owner().socket.close()
+            self._forget_owner(owner)
+            owner.socket.close()
             self._lost_at = time.monotonic()
         return None
 
@@ -407,31 +394,28 @@ class Server(calls.CallServer):
         return None
 
     def _make_owner(self, connection: IncomingConnection) -> None:
-        for other in [candidate for candidate in self._candidates if candidate is not connection]:
-            self._drop(other)
         self._candidates.remove(connection)
+        for other in list(self._candidates):
+            self._drop(other)
         self._listen(False)
         connection.trust()
         self._owner, self._has_begun, self._lost_at = connection, True, None
 
-    def _forget_owner(self) -> IncomingConnection:
-        """Return the owner's connection; from now on the conversation has no owner."""
-        owner, self._owner = self._owner, None
-        if owner is None:
-            raise ValueError("the conversation has no owner")
+    def _forget_owner(self, owner: IncomingConnection) -> None:
+        self._owner = None
         self._selector.unregister(owner.socket)
         self._listen(True)
-        return owner
 
     def _listen(self, enabled: bool) -> None:
         """Begin or stop accepting connections, which wait in the backlog while none is accepted."""
-        if enabled != self._is_listening:
-            self._is_listening = enabled
-            for listener in self._listeners:
-                if enabled:
-                    self._selector.register(listener, selectors.EVENT_READ, None)
-                else:
-                    self._selector.unregister(listener)
+        if enabled == self._is_listening:
+            return
+        self._is_listening = enabled
+        for listener in self._listeners:
+            if enabled:
+                self._selector.register(listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(listener)
 
     def _read_while_idle(self) -> None:
         """Read connections while no thread waits for a call; runs in the keeper thread."""
@@ -519,8 +503,7 @@ def open_server(
 ) -> AnyServer:
     """Listen for one environment; other arguments and errors are those of `Server`.
 
-    A `transport` of None means the value of the environment variable PIPELINE_TRANSPORT, or
-    "sockets" if it is not set.
+    A `transport` of None means PIPELINE_TRANSPORT, or "sockets" if the variable is not set.
 
     Raises:
         SettingsError: The transport is unknown.
