@@ -18,7 +18,6 @@ from pipeline.wire.codec.generated.messages import AgentActionProto
 
 _log = logging.getLogger(__name__)
 
-
 # Relative error of a return that is a sum of float32 rewards.
 _SLACK = 1e-6
 
@@ -45,10 +44,10 @@ class ExpertRows:
 
 
 def demonstration_files(path: Path | str) -> list[Path]:
-    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted by name.
+    """Return the file `path`, or all `.demo` files in the folder `path`, sorted by name.
 
     Raises:
-        DemonstrationError: There is no such file.
+        DemonstrationError: The folder has no `.demo` file.
     """
     path = Path(path)
     if path.is_dir():
@@ -57,8 +56,6 @@ def demonstration_files(path: Path | str) -> list[Path]:
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
         return files
-    if not path.exists():
-        raise DemonstrationError(f"{path}: this demonstration file or directory does not exist")
     return [path]
 
 
@@ -82,13 +79,11 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         for file in demonstration_files(source.path):
             demonstration = read_demo(file)
             _check_fits(file, demonstration, spec)
-            # A pair that closes an episode has the last observation, but no action.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
             # The weight is repeated for each row, so a longer file counts more.
             weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
     every_weight = np.concatenate(weights)
-    # Equal weights become None: the rows are then drawn uniformly, without a table of weights.
     rows = ExpertRows(
         obs=[
             np.concatenate([d.obs[i][keep] for d, keep in parts])
@@ -97,7 +92,10 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         continuous=np.concatenate([d.continuous[keep] for d, keep in parts]),
         discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
         lengths=np.concatenate([_episode_lengths(d.done) for d, _ in parts]),
-        done=np.concatenate([_ending_rows(d)[keep] for d, keep in parts]),
+        # A row has the last action of an episode if the next pair closes the episode.
+        done=np.concatenate(
+            [np.append((d.done & ~d.interrupted)[1:], False)[keep] for d, keep in parts]
+        ),
         weights=every_weight if np.unique(every_weight).size > 1 else None,
     )
     if len(rows) == 0:
@@ -106,22 +104,11 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
     return rows
 
 
-def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Return bool [P], True for pairs with the last action of an episode that was not cut short."""
-    ending = np.zeros(len(demonstration), dtype=np.bool_)
-    # The pair before the closing pair has the last action.
-    ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
-    return ending
-
-
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Return the number of steps of each episode, without episodes that have no step.
+    """Return the number of steps of each episode that has a step.
 
-    The pair that closes an episode does not count as a step. Pairs after the last closing pair
+    The pairs that close an episode, `done` [P], are no steps. Pairs after the last closing pair
     count as one episode.
-
-    Args:
-        done: [P] whether the pair closes an episode.
     """
     # The number of closing pairs before a pair is the index of the pair's episode.
     counts = np.bincount(np.cumsum(done)[~done])
@@ -206,8 +193,8 @@ def trim_demo(
     content = parse_demo(path)
     name = demo.metadata.demonstration_name
     with writing_demo(target, demo.behavior_name, demo.spec, name=name) as writer:
-        pairs = [(content.infos[row], content.actions[row]) for row in rows]
-        writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
+        infos = [content.infos[row] for row in rows]
+        writer.append_messages(infos, [content.actions[row] for row in rows])
     # Pairs of an open episode have the index after the last ended episode.
     n_open = int((episode == len(returns)).sum())
     left_out = f"; {n_open} pairs after the last end left out" if n_open else ""
@@ -228,10 +215,7 @@ def _episodes_to_keep(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return bool [E], True for episodes that meet the conditions of `trim_demo`.
-
-    At least one entry is True.
-    """
+    """Return bool [E], True for episodes that meet the conditions of `trim_demo`; at least one."""
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:
@@ -250,10 +234,8 @@ def _episodes_to_keep(
         keep &= np.isin(numbers, ranked[:best] + 1)
     if not keep.any():
         span = f" (returns {min(returns):.6g} to {max(returns):.6g})" if len(returns) else ""
-        raise DemonstrationError(
-            f"{path}: none of its {len(returns)} ended episodes{span} meets "
-            "the conditions; relax them"
-        )
+        none_meets = f"none of its {len(returns)} ended episodes{span} meets the conditions"
+        raise DemonstrationError(f"{path}: {none_meets}; relax them")
     return keep
 
 

@@ -10,13 +10,14 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from operator import itemgetter
+from functools import reduce
+from operator import getitem, itemgetter
 from typing import Any
 
 import numpy as np
 
 from pipeline.core.arrays import AnyArray
-from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, scales_of
+from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.demos.demo_file import Demonstration
 from pipeline.demos.tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
@@ -76,10 +77,7 @@ def read_dataset(
 
 
 def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
-    """Return the codec with the specification most similar to `spec`.
-
-    If `spec` is None, return the codec that executables use.
-    """
+    """Return the codec most similar to `spec`; for None, the codec that executables use."""
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
@@ -90,25 +88,18 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])
     ]
-    return codecs[0] if spec is None else max(codecs, key=lambda codec: _likeness(codec.spec, spec))
+
+    def likeness(codec: Codec) -> tuple[bool, bool]:
+        ours, theirs = _images_and_scales(codec.spec), _images_and_scales(spec or codec.spec)
+        # The specification of a demonstration has no scales, and fits all scales.
+        return ours[0] == theirs[0], spec is None or not scales_of(spec) or ours[1] == theirs[1]
+
+    return max(codecs, key=likeness)
 
 
-def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
-    """Return whether two specifications have equal image shapes, and equal scales of observations.
-
-    The scales count as equal if `theirs` has no scales: the specification of a demonstration has
-    none.
-    """
-    is_scaled_same = not scales_of(theirs) or _obs_scales(ours) == _obs_scales(theirs)
-    return _images(ours) == _images(theirs), is_scaled_same
-
-
-def _obs_scales(spec: BehaviorSpec) -> list[str]:
-    return [text for text in scales_of(spec) if text.startswith("obs_")]
-
-
-def _images(spec: BehaviorSpec) -> list[tuple[int, ...]]:
-    return [tuple(obs.shape) for obs in spec.observation_specs if len(obs.shape) == 3]
+def _images_and_scales(spec: BehaviorSpec) -> tuple[list[tuple[int, ...]], list[str]]:
+    images = [tuple(obs.shape) for obs in spec.observation_specs if len(obs.shape) == 3]
+    return images, [text for text in scales_of(spec) if text.startswith("obs_")]
 
 
 def _checked_source(dataset_id: str) -> str:
@@ -125,12 +116,9 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
     fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
     if codec.mask_key is not None:
         fields |= _masks(codec, episode.observations[codec.mask_key], n)
-    for index, (leaf, values) in enumerate(
-        zip(observations.leaves, observations.empty(n + 1), strict=True)
-    ):
-        recorded = episode.observations
-        for key in leaf.path:
-            recorded = recorded[key]
+    leaves = zip(observations.leaves, observations.empty(n + 1), strict=True)
+    for index, (leaf, values) in enumerate(leaves):
+        recorded = reduce(getitem, leaf.path, episode.observations)
         try:
             for row in range(n + 1):
                 leaf.put(values[row], recorded[row])
@@ -243,11 +231,11 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
         raise DemonstrationError(
             f"{source}: exists already; raise the version, or `minari delete {dataset_id}`"
         )
-    env, mask_key = (None, None) if env_id is None else _environment(env_id, demo.spec)
-    observation_space = (
-        _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
-    )
-    action_space = _action_space(demo.spec.action_spec) if env is None else env.action_space
+    env = mask_key = None
+    observation_space, action_space = _spaces(demo.spec)
+    if env_id is not None:
+        env, mask_key = _environment(env_id, demo.spec)
+        observation_space, action_space = env.observation_space, env.action_space
     buffers = _buffers(demo, observation_space, action_space, mask_key)
     if not buffers:
         raise DemonstrationError(f"{source}: no episode with an action has ended; nothing to write")
@@ -352,30 +340,25 @@ def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
     return env, codec.mask_key
 
 
-def _space_of_all(specs: list[ObservationSpec]) -> Any:
-    """Return the space of a demonstration's observations; images have channels last."""
+def _spaces(spec: BehaviorSpec) -> Iterator[Any]:
+    """Yield the spaces of a behavior's observations and actions; images have channels last."""
     from gymnasium import spaces
 
-    boxes = []
-    for spec in specs:
-        is_image = len(spec.shape) == 3
-        shape = (*spec.shape[1:], spec.shape[0]) if is_image else spec.shape
+    seen: list[Any] = []
+    acted: list[Any] = []
+    for obs in spec.observation_specs:
+        is_image = len(obs.shape) == 3
+        shape = (*obs.shape[1:], obs.shape[0]) if is_image else obs.shape
         low, high = (0.0, 1.0) if is_image else (-np.inf, np.inf)
-        boxes.append(spaces.Box(low, high, shape, np.float32))
-    return boxes[0] if len(boxes) == 1 else spaces.Tuple(boxes)
-
-
-def _action_space(spec: ActionSpec) -> Any:
-    from gymnasium import spaces
-
-    parts: list[Any] = []
-    if spec.continuous_size:
-        parts.append(spaces.Box(-1.0, 1.0, (spec.continuous_size,), np.float32))
-    if spec.discrete_size == 1:
-        parts.append(spaces.Discrete(spec.discrete_branches[0]))
-    elif spec.discrete_size:
-        parts.append(spaces.MultiDiscrete(list(spec.discrete_branches)))
-    return parts[0] if len(parts) == 1 else spaces.Tuple(parts)
+        seen.append(spaces.Box(low, high, shape, np.float32))
+    size, branches = spec.action_spec
+    if size:
+        acted.append(spaces.Box(-1.0, 1.0, (size,), np.float32))
+    if branches:
+        one = len(branches) == 1
+        acted.append(spaces.Discrete(branches[0]) if one else spaces.MultiDiscrete([*branches]))
+    for parts in (seen, acted):
+        yield parts[0] if len(parts) == 1 else spaces.Tuple(parts)
 
 
 def _native_obs(space: Any, values: AnyArray) -> AnyArray:
