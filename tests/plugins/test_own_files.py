@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from interpreter import python
+from killed_runs import whole_and_killed
 
 import pipeline
 from pipeline.dag.stages.export import publish
@@ -263,72 +262,16 @@ def test_command_reports_the_last_error_of_an_environment_in_its_own_process(tmp
     sys.modules.pop("late", None)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-import pipeline, yaml
-from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.simulators import registry
-from pipeline.trainer.learner import Learner
-
-torch.set_num_threads(1)
-folder, kill_at = sys.argv[1:]
-learn = Learner.learn
-def counted(self):
-    learned = learn(self)
-    if learned and self.n_updates == int(kill_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return learned
-Learner.learn = counted
-
-class Halves(pipeline.Callback):
-    n_updates = 0
-
-    def on_update(self, behavior, update):
-        self.n_updates += 1
-        self.set("learning_rate", 3e-4 / 2**self.n_updates)
-        self.log("Halves/Updates", self.n_updates)
-
-    def state_dict(self):
-        return {"n_updates": self.n_updates}
-
-    def load_state_dict(self, state):
-        self.n_updates = state["n_updates"]
-
-
-env = InProcessEnvironment(registry.make("balance_ball", seed=3, n_agents=8))
-run = yaml.safe_load(Path(folder, "run.yaml").read_text())
-options = {"resume": True, "resume_interval_s": 0.0, "callbacks": [Halves()]}
-result = pipeline.train([env], run, seed=5, run_dir=Path(folder), **options)
-(curves,) = result.curves.values()
-print(*curves["Halves/Updates"][-1])
-"""
-
-
 @pytest.mark.slow
 def test_killed_and_continued_run_with_classes_and_callback_of_the_user_gives_the_same_bytes(
     tmp_path,
 ):
-    checkpoints, printed = [], []
-    for name, kills in (("whole", [0]), ("killed", [2, 0])):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "run.yaml").write_text(yaml.safe_dump(behavior_of(settings())))
-        for kill_at in kills:
-            completed = python("-c", KILLED, folder, kill_at, first=[SUPPORT], check=False)
-            assert completed.returncode == (-9 if kill_at else 0), completed.stderr
-        printed.append(completed.stdout.split()[-2:])
-        (path,) = folder.glob("*/checkpoint.pt")
-        checkpoints.append(path)
-    whole, killed = (load_checkpoint(path)["learner"] for path in checkpoints)
-    assert (
-        publish(checkpoints[0], tmp_path / "a")["sha256"]
-        == (publish(checkpoints[1], tmp_path / "b")["sha256"])
-    )
-    assert whole["step"] == killed["step"]
-    assert printed[0] == printed[-1]
-    assert float(printed[0][1]) == 2
+    run = behavior_of(settings())
+    checkpoints, counts = whole_and_killed(tmp_path, run, "balance_ball", kill_at=2, first=SUPPORT)
+    exports = [publish(path, path.parent / "onnx")["sha256"] for path in checkpoints]
+    assert exports[0] == exports[1]
+    assert counts[0] == counts[1]
+    assert float(counts[0].split()[1]) == 2
     assert checkpoints[0].read_bytes() == checkpoints[1].read_bytes()
 
 
