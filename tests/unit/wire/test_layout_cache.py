@@ -22,9 +22,7 @@ def remembered(monkeypatch):
     """A list with an entry for each layout that is made."""
     calls = []
     original = layout_cache._Layout
-    monkeypatch.setattr(
-        layout_cache, "_Layout", lambda *args: calls.append(1) or original(*args)
-    )
+    monkeypatch.setattr(layout_cache, "_Layout", lambda *args: calls.append(1) or original(*args))
     return calls
 
 
