@@ -118,14 +118,11 @@ def _episode_lengths(done: BoolArray) -> AnyArray:
 def merge_demos(
     sources: Sequence[Path | str], target: Path, *, behavior: str | None = None
 ) -> list[str]:
-    """Write several demonstrations, one after another, into one file.
+    """Write demonstrations, one after another, into one file; return lines of text about them.
 
     Imitation of the written file learns the same rows as imitation of all sources. An open episode
     at the end of a source is closed as cut short, so that it does not continue in the next source.
     Without `behavior`, all files must have the same behavior name.
-
-    Returns:
-        Lines of text about the files.
 
     Raises:
         DemonstrationError: A file cannot be read, or has another behavior than the first file.
@@ -171,17 +168,13 @@ def trim_demo(
     max_return: float | None = None,
     best: int | None = None,
 ) -> list[str]:
-    """Write the ended episodes of a demonstration that meet every condition, in their order.
+    """Write the ended episodes that meet every condition; return lines of text about them.
 
     Episodes are numbered from 1. A return is the sum of an episode's rewards; of equal returns,
     `best` keeps the earlier episode.
 
-    Returns:
-        Lines of text about the episodes.
-
     Raises:
-        DemonstrationError: The file cannot be read, an episode is not in the file, or no episode
-            meets every condition.
+        DemonstrationError: The file cannot be read, or lacks an episode, or no episode is left.
     """
     demo = read_demo(path)
     returns = np.array(demo.returns())

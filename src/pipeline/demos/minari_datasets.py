@@ -208,16 +208,13 @@ def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = None) -> list[str]:
-    """Write the ended episodes of a demonstration as a Minari dataset on this machine.
+    """Write the ended episodes as a Minari dataset of this machine; return lines of text.
 
     Args:
         demo: the demonstration.
         dataset_id: id of the dataset, such as `people/maze-v0`.
-        env_id: id of the Gymnasium environment to name in the dataset; this environment also gives
-            the spaces. None for spaces of plain numbers, with actions from -1 to 1.
-
-    Returns:
-        Lines of text about the spaces and the episodes.
+        env_id: id of the Gymnasium environment that gives the spaces and is named in the dataset.
+            None for spaces of plain numbers, with actions from -1 to 1.
 
     Raises:
         DemonstrationError: The dataset exists, no episode has ended, or the environment has

@@ -43,7 +43,7 @@ def import_table(
     columns: Columns | None = None,
     action_scale: Sequence[float] = (1.0,),
 ) -> list[str]:
-    """Check every field of a table, and write it as a demonstration.
+    """Check every field of a table, write it as a demonstration, and return lines about it.
 
     Args:
         table: table with a row for each action.
@@ -53,9 +53,6 @@ def import_table(
         columns: column names by field, for fields that are not in the columns of the usual names.
         action_scale: divisors of the recorded continuous actions: one for all actions, or one for
             each action.
-
-    Returns:
-        Lines of text about the values that were read, checked and written.
 
     Raises:
         DemonstrationError: A value is impossible; the error names file, row, column and remedy.

@@ -200,10 +200,9 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
-    """Write the fields of `table_of` as CSV, JSON lines or Parquet; no file remains after an error.
+    """Write the fields of `table_of`; raise DemonstrationError for an unknown format.
 
-    Raises:
-        DemonstrationError: The suffix is not the suffix of a supported format.
+    After an error, no file is left.
     """
     import pandas as pd
 

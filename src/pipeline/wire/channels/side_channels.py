@@ -87,11 +87,7 @@ class OutgoingMessage:
         self.buffer += struct.pack(f"<i{len(values)}f", len(values), *values)
 
     def write_string(self, value: str) -> None:
-        """Append the text's length in bytes (int32), then the text in ASCII.
-
-        Raises:
-            UnicodeEncodeError: The text has characters that are not ASCII.
-        """
+        """Append length in bytes (int32) and text; UnicodeEncodeError if it is not ASCII."""
         data = value.encode("ascii")
         self.write_int32(len(data))
         self.buffer += data

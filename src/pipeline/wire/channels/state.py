@@ -61,12 +61,7 @@ def message(kind: StateMessageType, content: bytes = b"") -> bytes:
 
 
 def read(payload: bytes) -> tuple[StateMessageType, bytes]:
-    """Return type and content of a message on the state channel.
-
-    Raises:
-        UnitySideChannelException: The message is cut off, too large, or has an unknown version or
-            type.
-    """
+    """Return a message's type and content; raise UnitySideChannelException if it is invalid."""
     if len(payload) < _HEAD.size:
         raise UnitySideChannelException(
             f"a message of {len(payload)} bytes on the state channel is cut off: version and type "
@@ -88,9 +83,7 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """Serialize a state: nested maps and lists of plain values and arrays.
-
-    The result is a JSON text, followed by the bytes of the arrays.
+    """Serialize nested maps and lists of plain values and arrays: a JSON text, then the arrays.
 
     Raises:
         ValueError: A value has another type, or a key is not a text.
@@ -103,11 +96,7 @@ def encode(state: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return the state that `encode` serialized, with lists for tuples and with writable arrays.
-
-    Raises:
-        ValueError: The bytes are not a state.
-    """
+    """Return what `encode` serialized, with lists for tuples; ValueError for other bytes."""
     rest = io.BytesIO(data)
     try:
         (length,) = _LENGTH.unpack(rest.read(_LENGTH.size))

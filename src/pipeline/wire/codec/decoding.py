@@ -186,10 +186,9 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
 def _decode_floats(
     column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """Return an observation of all agents, float32 [N, *shape], and whether its name fits `spec`.
+    """Return an observation, float32 [N, *shape], and whether its name is that of `spec`, if any.
 
-    Return None unless the messages differ in their numbers only. An empty name in `spec` fits any
-    name.
+    Return None unless the messages differ in their numbers only.
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
@@ -213,10 +212,9 @@ def _decode_floats(
 
 
 def tail_name(tail: bytes) -> str | None:
-    """Return an observation's name, which is in the bytes after the observation's numbers.
+    """Return the name in the bytes after an observation's numbers.
 
-    None if these bytes are damaged, too long to be cached, or also contain a shape or observed
-    values.
+    None if the bytes are damaged, too long to be cached, or also contain a shape or values.
     """
     return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
 

@@ -253,11 +253,7 @@ class Pattern:
 
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
-        """Return the pattern of a serialized AgentInfoProto.
-
-        Raises:
-            LayoutMismatchError: The observations do not have the usual form of `spec`.
-        """
+        """Return an AgentInfoProto's pattern; LayoutMismatchError if `spec` has another form."""
         bodies = m.ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
@@ -276,11 +272,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return each observation of all agents, float32 [N, *shape].
-
-        Raises:
-            LayoutMismatchError: An agent's bytes differ from the pattern in more than numbers.
-        """
+        """Return each observation, float32 [N, *shape]; LayoutMismatchError for other bytes."""
         n, width = len(cursor.at), len(self.data)
         # The bytes of all agents form one table, in which each column is compared at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
@@ -308,18 +300,14 @@ _MAX_SKIPS = 1024
 
 
 class Decoder:
-    """Decodes the messages about one behavior, one after another.
-
-    Attributes:
-        n_cached: number of messages that had the layout of an earlier message.
-    """
+    """Decodes the messages about one behavior, one after another."""
 
     def __init__(self, spec: BehaviorSpec, name: str) -> None:
         self._spec, self._name = spec, name
         self._row_bytes = row_bytes(spec)
         self._layouts: dict[int, _Layout] = {}  # the key is the length of the message
         self._n_to_skip, self._next_skips = 0, 1
-        self.n_cached = 0
+        self.n_cached = 0  # number of messages that had the layout of an earlier message
 
     def decode(self, data: bytes) -> Steps:
         """Return the steps in a serialized ListAgentInfoProto.

@@ -79,13 +79,10 @@ def no_pending_call_error() -> UnityCommunicationException:
 
 
 class CallServer(ABC):
-    """The server side of the connection: the trainer answers the environment's calls.
-
-    Attributes:
-        port: the TCP port that the server listens on.
-    """
+    """The server side of the connection: the trainer answers the environment's calls."""
 
     port: int
+    """The TCP port that the server listens on."""
     _lost_at: float | None = None
     """Time at which the environment's connection broke, by `time.monotonic`; None if it is open."""
 

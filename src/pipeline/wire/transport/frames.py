@@ -180,11 +180,7 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether a header block begins a call of the method at `path`.
-
-        Raises:
-            FrameError: The block is malformed.
-        """
+        """Return whether a block begins a call of the method at `path`; FrameError if malformed."""
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)

@@ -117,11 +117,7 @@ class GrpcServer(calls.CallServer):
         return True
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next environment that greets.
-
-        An environment whose greeting came before this call was refused, and has to be started
-        again.
-        """
+        """Tell the environment to stop, and accept the next one that greets after this call."""
         self._take_last_call(wait_s)
         self._stop_calls()
         with self._lock:
@@ -180,10 +176,7 @@ class GrpcServer(calls.CallServer):
             return b""  # the client has gone, so nobody reads the answer
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Return why a call is refused; None accepts it.
-
-        The first accepted client becomes the owner of the conversation.
-        """
+        """Return why a call is refused; None accepts it, and its client becomes the owner."""
         with self._lock:
             if peer == self._owner:
                 return None

@@ -407,11 +407,7 @@ class Connection(ABC):
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
     ) -> None:
-        """Send `head`, a message and `tail`, and wait when the peer's windows are full.
-
-        Raises:
-            UnityCommunicationException: The peer does not read in time.
-        """
+        """Send `head`, message and `tail`; UnityCommunicationException if they are not read."""
         prefix, body = _PREFIX.pack(0, len(message)), memoryview(message)
         n_body = 5 + len(message)
         out = bytearray(head)

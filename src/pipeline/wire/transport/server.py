@@ -94,11 +94,7 @@ class IncomingConnection(Connection):
         self._call_limit, self._read_bytes = MAX_CALL_BYTES, MAX_READ_BYTES
 
     def respond(self, stream: int, message: bytes, limit_s: float) -> None:
-        """Answer the call on `stream`; does nothing if the peer has cancelled the call.
-
-        Raises:
-            UnityCommunicationException: The peer did not read the whole answer within `limit_s`.
-        """
+        """Answer the call on `stream`, unless the peer has cancelled it; errors as of `reply`."""
         deadline = time.monotonic() + limit_s
         head = frame(HEADERS, END_HEADERS, stream, frames.RESPONSE)
         # gRPC sends its status in trailers, so these, and not the message, end the stream.
