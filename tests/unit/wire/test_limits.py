@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from refusals import refusal
 from test_codec import BRAIN
 from test_demo import recording
 
@@ -62,62 +64,62 @@ def discrete(*sizes) -> m.BrainParametersProto:
     return announced(num_discrete_actions=len(sizes), discrete_branch_sizes=sizes)
 
 
-@pytest.mark.parametrize(
-    ("brain", "text"),
-    [
-        (announced(), "Walker: it announces no actions; give"),
-        (announced(num_continuous_actions=-1), "announces -1 continuous actions"),
-        (discrete(3, 0), r"branches of the sizes \(3, 0\); a number of actions is at least 0"),
-        (discrete(-3), r"branches of the sizes \(-3,\)"),
-        (discrete(BIG), f"{BIG} choices in all; at most 65536"),
-        (announced(num_continuous_actions=BIG), f"announces {BIG} continuous actions"),
-        (announced(num_continuous_actions=65_537), "announces 65537 continuous actions"),
-        (
-            announced(
-                num_continuous_actions=1, num_discrete_actions=2, discrete_branch_sizes=[65_535, 1]
-            ),
-            "announces 1 continuous actions and 2 discrete branches with 65536 choices",
+IMPOSSIBLE_ACTIONS = [
+    (announced(), "it announces no actions; give"),
+    (announced(num_continuous_actions=-1), "announces -1 continuous actions"),
+    (discrete(3, 0), r"branches of the sizes \(3, 0\); a number of actions is at least 0"),
+    (discrete(-3), r"branches of the sizes \(-3,\)"),
+    (discrete(BIG), f"{BIG} choices in all; at most 65536"),
+    (announced(num_continuous_actions=BIG), f"announces {BIG} continuous actions"),
+    (announced(num_continuous_actions=65_537), "announces 65537 continuous actions"),
+    (
+        announced(
+            num_continuous_actions=1, num_discrete_actions=2, discrete_branch_sizes=[65_535, 1]
         ),
-        (discrete(*[2] * 1025), "1025 discrete branches with 2050 choices"),
-        (discrete(*[1] * 2_000_000), "at most 65536 actions and choices, in 1024 branches"),
-        (m.BrainParametersProto(brain_name="Walker"), "announces no actions"),
-        (
-            m.BrainParametersProto(brain_name="Walker", vector_action_size_deprecated=[4, -2]),
-            r"branches of the sizes \(4, -2\)",
-        ),
-    ],
-)
-def test_error_about_an_impossible_action_specification_names_the_behavior(brain, text):
-    with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
-        behavior_spec_from(brain, agent([1]))
-    assert str(caught.value).startswith("behavior Walker: it announces")
-    assert len(str(caught.value)) < 600
+        "announces 1 continuous actions and 2 discrete branches with 65536 choices",
+    ),
+    (discrete(*[2] * 1025), "1025 discrete branches with 2050 choices"),
+    (discrete(*[1] * 2_000_000), "at most 65536 actions and choices, in 1024 branches"),
+    (m.BrainParametersProto(brain_name="Walker"), "announces no actions"),
+    (
+        m.BrainParametersProto(brain_name="Walker", vector_action_size_deprecated=[4, -2]),
+        r"branches of the sizes \(4, -2\)",
+    ),
+]
+IMPOSSIBLE_OBSERVATIONS = [
+    (agent([-1]), r"observation 0 \(eye\) has the shape \(-1,\); it must have at most 8"),
+    (agent([2], [3, -4, 5]), r"observation 1 \(eye\) has the shape \(3, -4, 5\)"),
+    (agent([0, 3]), r"has the shape \(0, 3\)"),
+    (agent([1, 0]), r"has the shape \(1, 0\)"),
+    (agent([3, 0, 5]), r"has the shape \(3, 0, 5\)"),
+    (agent([1] * 9), "it must have at most 8 dimensions"),
+    (agent([1] * 3_000_000), "it must have at most 8 dimensions"),
+    (agent([BIG]), f"observes {BIG} numbers"),
+    (agent([BIG, BIG, BIG]), f"observes {BIG**3} numbers"),
+    (agent([4, 2048, 2048], [1]), r"observes 16777217 numbers, in the shapes .* 16777216 are"),
+    (agent([4097, 2], properties=[4, 1]), "at most 4096 entries"),
+    (agent(*[[1]] * 1025), "more than 1024 observations"),
+    (agent([-1], name="x" * 10_000), r"observation 0 \(x{200}\.\.\.\) has"),
+]
+
+
+WALKER = "(?=behavior Walker: it announces)"
 
 
 @pytest.mark.parametrize(
-    ("info", "text"),
+    ("brain", "info", "text"),
     [
-        (agent([-1]), r"observation 0 \(eye\) has the shape \(-1,\); it must have at most 8"),
-        (agent([2], [3, -4, 5]), r"observation 1 \(eye\) has the shape \(3, -4, 5\)"),
-        (agent([0, 3]), r"has the shape \(0, 3\)"),
-        (agent([1, 0]), r"has the shape \(1, 0\)"),
-        (agent([3, 0, 5]), r"has the shape \(3, 0, 5\)"),
-        (agent([1] * 9), "it must have at most 8 dimensions"),
-        (agent([1] * 3_000_000), "it must have at most 8 dimensions"),
-        (agent([BIG]), f"observes {BIG} numbers"),
-        (agent([BIG, BIG, BIG]), f"observes {BIG**3} numbers"),
-        (agent([4, 2048, 2048], [1]), r"observes 16777217 numbers, in the shapes .* 16777216 are"),
-        (agent([4097, 2], properties=[4, 1]), "at most 4096 entries"),
-        (agent(*[[1]] * 1025), "more than 1024 observations"),
-        (agent([-1], name="x" * 10_000), r"observation 0 \(x{200}\.\.\.\) has"),
+        *((brain, agent([1]), f"^{WALKER}.*{text}") for brain, text in IMPOSSIBLE_ACTIONS),
+        *((BRAIN, info, text) for info, text in IMPOSSIBLE_OBSERVATIONS),
     ],
 )
-def test_error_about_an_impossible_observation_names_the_behavior_and_the_observation_index(
-    info, text
+def test_error_about_an_impossible_specification_names_the_behavior_and_the_observation_index(
+    brain, info, text
 ):
-    with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
-        behavior_spec_from(BRAIN, info)
-    assert len(str(caught.value)) < 800
+    with little_memory():
+        message = refusal(UnitySpecificationException, behavior_spec_from, brain, info)
+    assert re.search(text, message)
+    assert len(message) < 600
 
 
 @pytest.mark.parametrize(
