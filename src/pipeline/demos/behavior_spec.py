@@ -13,13 +13,7 @@ from pipeline.demos.tables import Columns
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.settings.nodes import fail, find
-from pipeline.settings.reader import (
-    ContradictionError,
-    Count,
-    CountOrZero,
-    read_dataclass,
-    to_map,
-)
+from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read_dataclass, to_map
 from pipeline.settings.yaml_file import read_yaml
 
 _GOAL = ObservationType.GOAL_SIGNAL

@@ -25,16 +25,9 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from pipeline.core import specs
 from pipeline.core.arrays import BoolArray, FloatArray, IntArray
-from pipeline.core.specs import (
-    AGENT_BYTES,
-    ActionSpec,
-    ActionTuple,
-    BehaviorSpec,
-    DimensionProperty,
-    refuse_excess,
-    row_bytes,
-)
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.core.steps import DecisionSteps
 from pipeline.errors import (
     DemonstrationError,
@@ -56,8 +49,8 @@ _log = logging.getLogger(__name__)
 BRAIN_OFFSET = 33
 # Versions of the file format that ML-Agents reads; its recorders write version 1.
 API_VERSIONS = (0, 1)
-_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
-_CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
+_SPATIAL = specs.DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+_CHANNELS_LAST = (_SPATIAL, _SPATIAL, specs.DimensionProperty.NONE)
 
 
 class DemoMessages(NamedTuple):
@@ -103,7 +96,8 @@ def parse_demo(path: Path) -> DemoMessages:
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     records = _records(path, data, stop, meta)
     # An empty record takes one byte in the file, but a whole message in memory.
-    refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
+    n = len(records)
+    specs.refuse_excess(n * specs.AGENT_BYTES, len(data), f"a recording of {n} steps")
     is_old, old_brain = bool(records) and _is_agent_info(records[0]), m.OldBrainParametersProto()
     # Protobuf keeps the fields of the old format as unknown fields of the present message.
     if is_old and not _parses(old_brain, brain.SerializeToString()):
@@ -307,7 +301,8 @@ def read_demo(path: Path | str) -> Demonstration:
             )
         spec = behavior_spec_from(brain, infos[0])
         # A step of a few bytes may have large masks, so the memory is checked first.
-        refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
+        n = len(infos)
+        specs.refuse_excess(n * specs.row_bytes(spec), n_bytes, f"a recording of {n} steps")
         # The decoder reads received messages, in which observations are still serialized, so the
         # infos are converted to such messages.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()

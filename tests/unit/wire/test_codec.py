@@ -199,13 +199,11 @@ def other_numbers(data: bytes) -> bytes:
 def all_at_once() -> Iterator[list[int]]:
     """Read lists of any length field by field; yield a list of the exceptions, read by agent."""
     calls = []
-    one_by_one = layout_cache.decode_steps
+    one_by_one = decoding.decode_steps
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout_cache, "MANY", 1)
         patch.setattr(layout_cache, "_MAX_AGENT_BYTES", 1 << 20)
-        patch.setattr(
-            layout_cache, "decode_steps", lambda *args: calls.append(1) or one_by_one(*args)
-        )
+        patch.setattr(decoding, "decode_steps", lambda *args: calls.append(1) or one_by_one(*args))
         yield calls
 
 

@@ -29,7 +29,7 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.wire.transport import calls
+from pipeline.wire.transport import calls, http2
 from pipeline.wire.transport import frames as f
 from pipeline.wire.transport import server as server_module
 from pipeline.wire.transport.calls import METHOD
@@ -274,7 +274,7 @@ def test_each_call_beyond_the_announced_maximum_is_refused_and_later_calls_are_s
 
 
 def test_call_above_the_size_limit_ends_the_connection_of_the_environment(server, monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_CALL_BYTES", 100_000)
+    monkeypatch.setattr(http2, "MAX_CALL_BYTES", 100_000)
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)

@@ -22,11 +22,7 @@ from pipeline.core.specs import (
 )
 from pipeline.demos.demo_file import read_demo
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import (
-    DemonstrationError,
-    UnitySpecificationException,
-    brief,
-)
+from pipeline.errors import DemonstrationError, UnitySpecificationException, brief
 from pipeline.wire.codec.decoding import behavior_spec_from
 from pipeline.wire.codec.generated import messages as m
 from pipeline.wire.codec.layout_cache import Decoder

@@ -14,20 +14,9 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from pipeline.core import specs
 from pipeline.core.arrays import BoolArray, FloatArray, IntArray
-from pipeline.core.specs import (
-    MAX_DIMENSIONS,
-    MAX_PARTS,
-    ActionSpec,
-    BehaviorSpec,
-    DimensionProperty,
-    ObservationSpec,
-    ObservationType,
-    ScaledSpec,
-    check_spec,
-    note_other_names,
-    other_order,
-)
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 from pipeline.errors import UnityEnvironmentException, brief
 from pipeline.errors import UnityObservationException as _ObservationError
@@ -37,7 +26,7 @@ from pipeline.wire.codec.png import decode_png, png_size
 
 # The sensor's name is cached if at most this many bytes follow the numbers of an observation.
 _MAX_TAIL_BYTES = 4096
-_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+_SPATIAL = specs.DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
 # The error is also a RuntimeError, because ML-Agents raises one, which users' scripts may catch.
@@ -174,13 +163,13 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
     for info in infos:
         sent = [records.parse(m.ObservationProto, data).name for data in info.observations]
         # Without this check, a network would learn from swapped sensors if their shapes are equal.
-        if other_order(names, sent):
+        if specs.other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
                 f"{sent}; the behavior has the order {names}, and all its agents must send it."
             )
         if sent != names:
-            note_other_names(name, str(names), str(sent))
+            specs.note_other_names(name, str(names), str(sent))
 
 
 def _decode_floats(
@@ -259,7 +248,7 @@ def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> Fl
             is damaged.
     """
     # A shape with too many dimensions keeps one dimension above the limit, and so does not match.
-    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
+    shape = tuple(message.shape[: specs.MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
         shape = (shape[2], shape[0], shape[1])
@@ -325,21 +314,21 @@ def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -
     Raises:
         UnityException: Sizes contradict each other, are impossible or too large.
     """
-    observations = [observation_spec_from(x) for x in first.observations[: MAX_PARTS + 1]]
+    observations = [observation_spec_from(x) for x in first.observations[: specs.MAX_PARTS + 1]]
     spec = BehaviorSpec(observations, _action_spec(brain))
-    check_spec(brain.brain_name, spec)
-    return ScaledSpec.of(spec, brain.action_spec.action_descriptions)
+    specs.check_spec(brain.brain_name, spec)
+    return specs.ScaledSpec.of(spec, brain.action_spec.action_descriptions)
 
 
 def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
     """Return the specification of one observation; an image's shape is channels first."""
-    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
-    declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
+    shape = tuple(message.shape[: specs.MAX_DIMENSIONS + 1])
+    declared = tuple(specs.DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
     # Messages of API versions before 1.5 have no properties.
-    properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
+    properties = declared or (specs.DimensionProperty.UNSPECIFIED,) * len(shape)
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
-        properties = (DimensionProperty.NONE, _SPATIAL, _SPATIAL)
+        properties = (specs.DimensionProperty.NONE, _SPATIAL, _SPATIAL)
     is_goal = message.observation_type == m.GOAL_SIGNAL  # other numbers count as the default
     return ObservationSpec(shape, properties, ObservationType(is_goal), message.name)
 

@@ -26,16 +26,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.core.specs import FREE_BYTES, MAX_AGENTS, BehaviorSpec, refuse_excess, row_bytes
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import UnitySpecificationException, brief
-from pipeline.wire.codec import records
-from pipeline.wire.codec.decoding import (
-    AgentInfos,
-    channels_last,
-    check_numbers,
-    decode_steps,
-    split_ended,
-    split_masks,
-    tail_name,
-)
+from pipeline.wire.codec import decoding, records
 from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
@@ -91,7 +82,7 @@ def read_fields(
     # Unread bytes are unknown fields, or fields in another order: `decoding` reads them.
     if (cursor.at != ends).any():
         return None
-    infos = AgentInfos(
+    infos = decoding.AgentInfos(
         obs=obs,
         reward=cursor.floats(reward),
         done=done,
@@ -102,7 +93,7 @@ def read_fields(
     )
     return Fields(
         infos=infos,
-        masks=split_masks(mask, spec.action_spec) if mask.shape[1] else None,
+        masks=decoding.split_masks(mask, spec.action_spec) if mask.shape[1] else None,
         pattern=pattern,
         data=cursor.data,
         reward=reward,
@@ -148,7 +139,7 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
 class Fields:
     """Data of N agents, and the offsets of rewards and observations in the message."""
 
-    infos: AgentInfos
+    infos: decoding.AgentInfos
     masks: list[BoolArray] | None
     """A mask [N, size] for each branch, False for agents without a mask; None without branches."""
     pattern: Pattern
@@ -162,9 +153,9 @@ class Fields:
     """Offset [N] in `data` at which each agent's observations begin."""
 
     def steps(self, spec: BehaviorSpec, name: str) -> Steps:
-        """Return the agents as decision and terminal steps; see `decode_steps` for errors."""
-        check_numbers(self.infos, spec, name)
-        return split_ended(self.infos, spec, self.masks)
+        """Return the agents as decision and terminal steps; errors as of `decode_steps`."""
+        decoding.check_numbers(self.infos, spec, name)
+        return decoding.split_ended(self.infos, spec, self.masks)
 
 
 class _Cursor:
@@ -261,10 +252,10 @@ class Pattern:
         for body, obs in zip(bodies, spec.observation_specs, strict=True):
             header = records.observation_header(tuple(obs.shape))
             tail = body[len(header) + 4 * math.prod(obs.shape) :]
-            if not body.startswith(header) or tail_name(tail) != obs.name:
+            if not body.startswith(header) or decoding.tail_name(tail) != obs.name:
                 raise LayoutMismatchError
             # Images with channels last are left to `decoding`, which changes the order of the axes.
-            if len(obs.shape) == 3 and channels_last(m.ObservationProto.FromString(body)):
+            if len(obs.shape) == 3 and decoding.channels_last(m.ObservationProto.FromString(body)):
                 raise LayoutMismatchError
             data += records.delimited(13, body)
             shapes.append(tuple(obs.shape))
@@ -331,7 +322,7 @@ class Decoder:
         if fields is None:
             infos = records.parse(m.ReceivedAgentInfosProto, data).value
             self._check_memory(len(infos), len(data))
-            steps = decode_steps(infos, self._spec, self._name)
+            steps = decoding.decode_steps(infos, self._spec, self._name)
         else:
             steps = fields.steps(self._spec, self._name)
         # If an episode has ended, the message also has the ended agents, so its layout seldom

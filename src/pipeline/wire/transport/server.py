@@ -22,23 +22,10 @@ from collections.abc import Iterator
 
 from pipeline.errors import SettingsError, UnityCommunicationException
 from pipeline.wire.codec.records import Received
-from pipeline.wire.transport import calls, frames
-from pipeline.wire.transport.frames import (
-    END_HEADERS,
-    END_STREAM,
-    FAILED_PRECONDITION,
-    HEADERS,
-    FrameError,
-    frame,
-)
+from pipeline.wire.transport import calls, frames, http2
+from pipeline.wire.transport.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 from pipeline.wire.transport.grpc_server import GrpcServer
-from pipeline.wire.transport.http2 import (
-    MAX_CALL_BYTES,
-    MAX_READ_BYTES,
-    Connection,
-    Stream,
-    first_frames,
-)
+from pipeline.wire.transport.http2 import Connection, Stream
 from pipeline.wire.transport.peers import PeerCheck
 from pipeline.wire.transport.spin_wait import SpinWait
 
@@ -65,7 +52,7 @@ number is the default of the general gRPC runtime."""
 # these limits, a peer could make the memory of this process grow.
 _MAX_UNREAD = 1 << 16
 _MAX_REFUSED = 1000
-_OPENING = first_frames(frames.MAX_STREAMS, MAX_CALLS)
+_OPENING = http2.first_frames(frames.MAX_STREAMS, MAX_CALLS)
 _NOT_ONE_MESSAGE = (
     "not one uncompressed message; for other messages, set PIPELINE_TRANSPORT=grpc for the trainer"
 )
@@ -91,7 +78,7 @@ class IncomingConnection(Connection):
 
     def trust(self) -> None:
         """Accept calls of any size from now on: the peer is the environment."""
-        self._call_limit, self._read_bytes = MAX_CALL_BYTES, MAX_READ_BYTES
+        self._call_limit, self._read_bytes = http2.MAX_CALL_BYTES, http2.MAX_READ_BYTES
 
     def respond(self, stream: int, message: bytes, limit_s: float) -> None:
         """Answer the call on `stream`, unless the peer has cancelled it; errors as of `reply`."""
@@ -379,13 +366,13 @@ class Server(calls.CallServer):
                         return connection
                     # The connection is closed at once, so that its next calls do not cost another
                     # search for the client's process.
-                    connection.refuse(stream, FAILED_PRECONDITION, calls.FOREIGN)
+                    connection.refuse(stream, frames.FAILED_PRECONDITION, calls.FOREIGN)
                     connection.messages.clear()
                     connection.is_open = False
                     self._warn("A call on port %d is refused: %s.", self.port, foreign)
                     break
                 connection.messages.popleft()
-                connection.refuse(stream, FAILED_PRECONDITION, calls.NO_GREETING)
+                connection.refuse(stream, frames.FAILED_PRECONDITION, calls.NO_GREETING)
                 self._warn("A call is refused: %s", calls.NO_GREETING)
         return None
 
