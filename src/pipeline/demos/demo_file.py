@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -37,9 +37,8 @@ from pipeline.errors import (
     shell_command,
 )
 from pipeline.files import foreign, similar, what_is, whole
-from pipeline.wire.codec import records
+from pipeline.wire.codec import decoding, records
 from pipeline.wire.codec.actions import actions_bytes, decode_entries
-from pipeline.wire.codec.decoding import behavior_spec_from, decode_infos, decode_masks
 from pipeline.wire.codec.encoding import brain_parameters, infos_bytes
 from pipeline.wire.codec.generated import messages as m
 
@@ -233,8 +232,11 @@ _NAME_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demonstration:
-    """A demonstration as arrays with one row for each recorded pair of agent info and action."""
+class Demonstration(decoding.AgentInfos):
+    """A demonstration as arrays with one row for each of N recorded pairs of info and action.
+
+    A row has the rewards since the previous pair. `done` is True on an episode's last pair.
+    """
 
     metadata: m.DemonstrationMetaProto
     """The header of the file: number of steps, 0 if the recording was not finished; number of ended
@@ -244,24 +246,14 @@ class Demonstration:
     behavior_name: str
     """The recorded behavior name, without a team."""
     spec: BehaviorSpec
-    obs: list[FloatArray]
-    """float32 [n, *shape] per observation; images are channels first, in 0..1."""
     continuous: FloatArray
-    """float32 [n, a] continuous actions."""
+    """float32 [N, a] continuous actions."""
     discrete: IntArray
-    """int32 [n, branches] discrete actions."""
-    reward: FloatArray
-    """float32 [n], sum of rewards since the previous pair."""
-    done: BoolArray
-    """[n], True on the last pair of an episode."""
+    """int32 [N, branches] discrete actions."""
     interrupted: BoolArray
-    """[n], True where the episode was cut short, as by a step limit, and did not finish."""
-    group_id: IntArray
-    """int32 [n] number of the agent's group, 0 for agents without a group."""
-    group_reward: FloatArray
-    """float32 [n] reward of the agent's group since the previous pair."""
+    """[N], True where the episode was cut short, as by a step limit, and did not finish."""
     action_mask: list[BoolArray] | None
-    """bool [n, size] per branch, True = forbidden; None without discrete actions."""
+    """bool [N, size] per branch, True = forbidden; None without discrete actions."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -299,7 +291,7 @@ def read_demo(path: Path | str) -> Demonstration:
                 f"{path}: the demonstration has no steps; record it again, and close the recorder "
                 "at the end"
             )
-        spec = behavior_spec_from(brain, infos[0])
+        spec = decoding.behavior_spec_from(brain, infos[0])
         # A step of a few bytes may have large masks, so the memory is checked first.
         n = len(infos)
         specs.refuse_excess(n * specs.row_bytes(spec), n_bytes, f"a recording of {n} steps")
@@ -307,25 +299,21 @@ def read_demo(path: Path | str) -> Demonstration:
         # infos are converted to such messages.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
-        batch = decode_infos(received, spec, brain.brain_name)
+        batch = decoding.decode_infos(received, spec, brain.brain_name)
         actions = decode_entries(acted, spec.action_spec, absent_is_zero=True)
         _check_actions(actions, spec.action_spec)
     except (UnityException, ValueError) as error:
         raise DemonstrationError(f"{path}: {error}") from error
     return Demonstration(
+        **{field.name: getattr(batch, field.name) for field in fields(batch)},
         metadata=meta,
         behavior_name=brain.brain_name.partition("?")[0],
         spec=spec,
-        obs=batch.obs,
         continuous=actions.continuous,
         discrete=actions.discrete,
-        reward=batch.reward,
-        done=batch.done,
         # The flag `max_step_reached` has a meaning only at the end of an episode.
         interrupted=batch.done & batch.max_step_reached,
-        group_id=batch.group_id,
-        group_reward=batch.group_reward,
-        action_mask=decode_masks(received, spec.action_spec),
+        action_mask=decoding.decode_masks(received, spec.action_spec),
     )
 
 

@@ -70,7 +70,10 @@ def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentInfos:
-    """Data of N agents: each array in `obs` is float32 [N, *shape], all other fields are [N]."""
+    """Data of N agents: each array in `obs` is float32 [N, *shape], all other fields are [N].
+
+    Images are channels first, in 0..1 if they were PNGs. Agents without a group have `group_id` 0.
+    """
 
     obs: list[FloatArray]
     reward: FloatArray
