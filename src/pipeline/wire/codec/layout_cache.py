@@ -82,7 +82,7 @@ def read_fields(
     # Unread bytes are unknown fields, or fields in another order: `decoding` reads them.
     if (cursor.at != ends).any():
         return None
-    infos = decoding.AgentInfos(
+    return Fields(
         obs=obs,
         reward=cursor.floats(reward),
         done=done,
@@ -90,14 +90,11 @@ def read_fields(
         agent_id=agent_id,
         group_id=group_id,
         group_reward=cursor.floats(group_reward),
-    )
-    return Fields(
-        infos=infos,
         masks=decoding.split_masks(mask, spec.action_spec) if mask.shape[1] else None,
         pattern=pattern,
         data=cursor.data,
-        reward=reward,
-        group_reward=group_reward,
+        reward_at=reward,
+        group_reward_at=group_reward,
         obs_at=obs_at,
     )
 
@@ -136,26 +133,25 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fields:
+class Fields(decoding.AgentInfos):
     """Data of N agents, and the offsets of rewards and observations in the message."""
 
-    infos: decoding.AgentInfos
     masks: list[BoolArray] | None
     """A mask [N, size] for each branch, False for agents without a mask; None without branches."""
     pattern: Pattern
     data: AnyArray
     """uint8 array with the bytes of the message, and padding after them."""
-    reward: tuple[AnyArray, AnyArray]
+    reward_at: tuple[AnyArray, AnyArray]
     """Indices [K] of the agents that sent a reward, and offsets [K, 4] of its bytes."""
-    group_reward: tuple[AnyArray, AnyArray]
-    """Indices [K] of the agents that sent a group reward, and offsets [K, 4] of its bytes."""
+    group_reward_at: tuple[AnyArray, AnyArray]
+    """The same for group rewards."""
     obs_at: AnyArray
     """Offset [N] in `data` at which each agent's observations begin."""
 
     def steps(self, spec: BehaviorSpec, name: str) -> Steps:
         """Return the agents as decision and terminal steps; errors as of `decode_steps`."""
-        decoding.check_numbers(self.infos, spec, name)
-        return decoding.split_ended(self.infos, spec, self.masks)
+        decoding.check_numbers(self, spec, name)
+        return decoding.split_ended(self, spec, self.masks)
 
 
 class _Cursor:
@@ -354,7 +350,7 @@ class Decoder:
 
     def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
         # A layout in which an agent has reached its step limit seldom occurs again.
-        if fields is not None and not fields.infos.max_step_reached.any():
+        if fields is not None and not fields.max_step_reached.any():
             # The new layout must be last in the dict, so a layout of the same length is removed
             # first.
             self._layouts.pop(n_bytes, None)
@@ -368,8 +364,8 @@ class _Layout:
 
     def __init__(self, fields: Fields, n_bytes: int) -> None:
         # Rows of the agents that sent a reward and a group reward; those of other agents are 0.
-        self._reward, reward_at = fields.reward
-        self._group_reward, group_reward_at = fields.group_reward
+        self._reward, reward_at = fields.reward_at
+        self._group_reward, group_reward_at = fields.group_reward_at
         shapes, begins = fields.pattern.shapes, fields.pattern.begins
         obs_at = [
             fields.obs_at[:, None] + (begin + np.arange(4 * math.prod(shape)))
@@ -384,7 +380,7 @@ class _Layout:
         self._end = len(numbers_at)
         self._fixed = fields.data[fixed_at].tobytes()
         # Callers may write to the returned arrays, so the layout has copies.
-        self._agent_id, self._group_id = fields.infos.agent_id.copy(), fields.infos.group_id.copy()
+        self._agent_id, self._group_id = fields.agent_id.copy(), fields.group_id.copy()
         self._masks = fields.masks and [mask.copy() for mask in fields.masks]
         self._shapes = [(len(self._agent_id), *shape) for shape in shapes]
 
