@@ -234,20 +234,14 @@ def test_flood_of_connections_during_a_conversation_is_accepted_in_small_groups_
     assert len(looks) <= 2 * 2 * (elapsed / 0.05 + 2)
 
 
-def stuck(server: Server) -> RawClient:
-    """Return an environment with open windows that does not read a large answer."""
-    client = RawClient(server.port)
-    client.send(settings(window=2**31 - 1), update(0, 2**30), call(1, message()))
-    server.receive(20, no_check)
-    with pytest.raises(UnityCommunicationException, match="does not read"):
-        server.reply(message(20_000_000), 0.1)
-    return client
-
-
 def test_close_is_quick_although_the_peer_reads_nothing():
     with ThreadPoolExecutor(1) as pool:
         server = Server()
-        client = stuck(server)
+        client = RawClient(server.port)
+        client.send(settings(window=2**31 - 1), update(0, 2**30), call(1, message()))
+        server.receive(20, no_check)
+        with pytest.raises(UnityCommunicationException, match="does not read"):
+            server.reply(message(20_000_000), 0.1)
         client.send(call(3, message()))
         server.receive(20, no_check)
         silent = [RawClient(server.port) for _ in range(5)]

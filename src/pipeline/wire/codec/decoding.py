@@ -244,12 +244,7 @@ def _decode_slowly(
 
 
 def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> FloatArray:
-    """Return one agent's observation, float32 of `spec.shape`.
-
-    Raises:
-        UnityObservationException: The shape or the number of values does not fit `spec`, or a PNG
-            is damaged.
-    """
+    """Return one agent's observation, float32 of `spec.shape`; errors as of `decode_steps`."""
     # A shape with too many dimensions keeps one dimension above the limit, and so does not match.
     shape = tuple(message.shape[: specs.MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)

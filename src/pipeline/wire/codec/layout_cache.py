@@ -324,7 +324,14 @@ class Decoder:
         # If an episode has ended, the message also has the ended agents, so its layout seldom
         # occurs again.
         if len(data) <= _MAX_CACHED_BYTES and not len(steps[1]) and self._is_layout_due():
-            self._keep_layout(fields or self._read_fields(data), len(data))
+            fields = fields or self._read_fields(data)
+            # A layout in which an agent has reached its step limit seldom occurs again.
+            if fields is not None and not fields.max_step_reached.any():
+                # The newest layout is the last in the dict.
+                self._layouts.pop(len(data), None)
+                self._layouts[len(data)] = _Layout(fields, len(data))
+                if len(self._layouts) > _MAX_LAYOUTS:
+                    del self._layouts[next(iter(self._layouts))]  # the oldest layout
         return steps
 
     def _read_fields(self, data: bytes) -> Fields | None:
@@ -347,16 +354,6 @@ class Decoder:
             return False
         self._n_to_skip, self._next_skips = self._next_skips, min(2 * self._next_skips, _MAX_SKIPS)
         return True
-
-    def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
-        # A layout in which an agent has reached its step limit seldom occurs again.
-        if fields is not None and not fields.max_step_reached.any():
-            # The new layout must be last in the dict, so a layout of the same length is removed
-            # first.
-            self._layouts.pop(n_bytes, None)
-            self._layouts[n_bytes] = _Layout(fields, n_bytes)
-            if len(self._layouts) > _MAX_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]  # the oldest layout
 
 
 class _Layout:

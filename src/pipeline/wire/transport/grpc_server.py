@@ -153,9 +153,10 @@ class GrpcServer(calls.CallServer):
         bound: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         if bound == 0:  # older runtimes return 0 instead of raising an error
             raise OSError(f"port {port} cannot be bound")
-        if _is_free("::1", bound):
-            with contextlib.suppress(RuntimeError):
-                self._server.add_insecure_port(f"[::1]:{bound}")
+        # The runtime would log an error if the address could not be bound.
+        with contextlib.suppress(RuntimeError, OSError):
+            socket.create_server(("::1", bound), family=socket.AF_INET6).close()
+            self._server.add_insecure_port(f"[::1]:{bound}")
         return bound
 
     def _answer(self, request: bytes, context: Any) -> bytes:
@@ -229,12 +230,3 @@ class GrpcServer(calls.CallServer):
             raise queue.Empty
         self._pending, self._lost_at = reply, None
         return request
-
-
-def _is_free(host: str, port: int) -> bool:
-    """Return whether the address can be bound; the runtime would log an error if it cannot."""
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
