@@ -185,19 +185,17 @@ def test_invalid_datasets_are_refused(tmp_path):
         with pytest.raises(DemonstrationError, match=r"minari:nothing: is not an id of a dataset"):
             use("nothing")
     with pytest.raises(
-        DemonstrationError, match=r"minari:cart-v0: exists already; raise the version"
+        DemonstrationError, match="minari:cart-v0: exists already; raise the version"
     ):
         write_dataset(demo, "cart-v0")
     with pytest.raises(DemonstrationError, match=r"Pendulum-v1: observes \[\(3,\)\] and takes"):
         write_dataset(demo, "cart-v1", "gymnasium:Pendulum-v1")
+    # The environment below has the same observations.
     collect("hill-v0", gymnasium.make("MountainCar-v0", max_episode_steps=5))
-    import_table(
-        *read_dataset("hill-v0"), tmp_path / "hill.demo"
-    )  # has the same observations as the environment below
+    import_table(*read_dataset("hill-v0"), tmp_path / "hill.demo")
+    hill, env_id = read_demo(tmp_path / "hill.demo"), "gymnasium:MountainCarContinuous-v0"
     with pytest.raises(DemonstrationError, match=r"Continuous-v0: observes \[\(2,\)\] and takes"):
-        write_dataset(
-            read_demo(tmp_path / "hill.demo"), "hill-v1", "gymnasium:MountainCarContinuous-v0"
-        )
+        write_dataset(hill, "hill-v1", env_id)
     with pytest.raises(SettingsError, match=r"Gymnasium has no environment 'CartPol-v1'"):
         write_dataset(demo, "cart-v1", "gymnasium:CartPol-v1")
     assert not (tmp_path / "datasets" / "cart-v1").exists()

@@ -204,9 +204,7 @@ def test_demonstration_with_impossible_sizes_or_actions_is_refused(tmp_path, bra
 
 def test_old_recording_with_a_damaged_behavior_announcement_is_refused(tmp_path):
     brain = discrete(3)
-    brain.MergeFromString(
-        b"\x22\x02\xff\xff"
-    )  # the field of camera resolutions, which only old packages send
+    brain.MergeFromString(b"\x22\x02\xff\xff")  # camera resolutions of old packages
     old = m.OldAgentInfoProto(stacked_vector_observation=[1.0], id=1)
     with pytest.raises(DemonstrationError, match="No BrainParameters found"):
         read_demo(recording(tmp_path / "a.demo", brain, [old]))
@@ -214,9 +212,7 @@ def test_old_recording_with_a_damaged_behavior_announcement_is_refused(tmp_path)
 
 def test_memory_that_a_decoded_message_may_use_is_bounded_by_the_bytes_of_the_message():
     specs.refuse_excess((1 << 27) + 256 * 1000, 1000, "a message")
-    text = (
-        r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; send it in"
-    )
+    text = "^a message would take 134 MB of memory, although only 1,000 bytes were sent; send it in"
     with pytest.raises(UnitySpecificationException, match=text):
         specs.refuse_excess((1 << 27) + 256 * 1000 + 1, 1000, "a message")
     observations = [ObservationSpec.visual(3, 4, 5), ObservationSpec.vector(2)]

@@ -81,9 +81,8 @@ def test_decoded_images_have_channel_values_from_0_to_1(data, shape, mapping, ex
 
 BIG = 2**31 - 1
 SHAPE = (3, 4, 5)
-LATE = (
-    bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]
-)  # raises an IndexError in Pillow
+# Pillow raises an IndexError for this image.
+LATE = bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]
 
 
 @pytest.mark.filterwarnings("ignore:Image size")  # Pillow's warning before its error
