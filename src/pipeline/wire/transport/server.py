@@ -224,7 +224,9 @@ class Server(calls.CallServer):
     """
 
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
-        """Start listening; `peers` of None allows all processes of this user and of root.
+        """Start listening; with port 0 the system chooses the port.
+
+        `peers` of None allows all processes of this user and of root.
 
         Raises:
             OSError: The port is taken.
