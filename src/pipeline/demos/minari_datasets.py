@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.arrays import AnyArray
+from pipeline.core.arrays import AnyArray, BoolArray
 from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.demos.demo_file import Demonstration
 from pipeline.demos.tables import NO_CHOICE, Table
@@ -63,7 +63,8 @@ def read_dataset(
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     notes = []
     if action_spec.continuous_size:
-        bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
+        leaves = _leaf_actions(dataset.action_space, episodes[0].actions)
+        bounded = np.concatenate([has for kind, _, has in leaves if kind == "continuous"])
         # Gymnasium's environments clip actions to their bounds, so the clipped action was applied.
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
@@ -129,7 +130,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
             ) from error
         fields[f"obs{index}"] = values
     actions: dict[str, list[AnyArray]] = {"continuous": [], "discrete": []}
-    for kind, values in _leaf_actions(space, episode.actions):
+    for kind, values, _ in _leaf_actions(space, episode.actions):
         actions[kind].append(values)
     for kind, filler in (("continuous", np.nan), ("discrete", NO_CHOICE)):
         if actions[kind]:
@@ -159,8 +160,8 @@ def _map_arrays(tree: Any, make: Callable[[Any], Any]) -> Any:
     return make(tree)
 
 
-def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
-    """Yield `continuous` or `discrete`, and the actions [T, size], of each leaf of a space."""
+def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray, BoolArray]]:
+    """Yield kind, actions [T, size] and bool [size] `is bounded` of each leaf of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -171,22 +172,15 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
         # The bounds of the space are scaled to -1..1, the range of a behavior's actions.
-        middle, half, _ = _range(space)
-        yield "continuous", (flat - middle) / half
+        middle, half, bounded = _range(space)
+        yield "continuous", (flat - middle) / half, bounded
     else:
         # Choices of a behavior begin with 0, those of Gymnasium's spaces with `start`.
-        yield "discrete", flat - np.ravel(getattr(space, "start", 0))
+        first = np.ravel(getattr(space, "start", 0))
+        yield "discrete", flat - first, np.ones(flat.shape[1], np.bool_)
 
 
-def _boxes(space: Any) -> list[Any]:
-    from gymnasium import spaces
-
-    boxes: list[Any] = []
-    _map_leaves(space, lambda leaf: boxes.append(leaf) if isinstance(leaf, spaces.Box) else None)
-    return boxes
-
-
-def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
+def _range(box: Any) -> tuple[AnyArray, AnyArray, BoolArray]:
     """Return the middle of each dimension of a Box, half its width, and whether it has bounds."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get the bounds -1..1, with which scaling does not change a number.
