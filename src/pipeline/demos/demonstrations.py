@@ -47,7 +47,7 @@ def demonstration_files(path: Path | str) -> list[Path]:
     """Return the file `path`, or all `.demo` files in the folder `path`, sorted by name.
 
     Raises:
-        DemonstrationError: The folder has no `.demo` file.
+        DemonstrationError: There is no such file.
     """
     path = Path(path)
     if path.is_dir():
@@ -56,6 +56,8 @@ def demonstration_files(path: Path | str) -> list[Path]:
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
         return files
+    if not path.exists():
+        raise DemonstrationError(f"{path}: this demonstration file or directory does not exist")
     return [path]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -81,7 +79,8 @@ def test_path_may_be_a_demonstration_or_a_folder_of_demonstrations(tmp_path):
     empty.mkdir()
     with pytest.raises(DemonstrationError, match=r"empty: there are no '\.demo' files"):
         demonstration_files(empty)
-    assert demonstration_files("nothing.demo") == [Path("nothing.demo")], "reading it is refused"
+    with pytest.raises(DemonstrationError, match=r"nothing\.demo: .* does not exist"):
+        demonstration_files(tmp_path / "nothing.demo")
 
 
 @pytest.mark.parametrize(
