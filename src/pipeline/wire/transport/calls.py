@@ -24,6 +24,7 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be a greeting: status 200 and the description of the environment"
 FOREIGN = "the trainer waits for the call of another process"
+NO_CALL = "the environment is still at work: wait for its message before sending another reply"
 # Both ends announce every capability, because an end does not use features that the other end has
 # not announced.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
@@ -69,13 +70,6 @@ def is_handshake(request: Received) -> bool:
 def time_out(seconds: float) -> UnityTimeOutException:
     """Return the exception for an environment that made no call for `seconds`."""
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
-
-
-def no_pending_call_error() -> UnityCommunicationException:
-    """Return the exception for a reply while no call of the environment waits for a reply."""
-    return UnityCommunicationException(
-        "the environment is still at work: wait for its message before sending another reply"
-    )
 
 
 class CallServer(ABC):

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import psutil
 
+from pipeline.errors import UnityCommunicationException
 from pipeline.wire.channels.state import MAX_STATE_BYTES
 from pipeline.wire.transport import calls
 from pipeline.wire.transport.peers import PeerCheck
@@ -101,7 +102,7 @@ class GrpcServer(calls.CallServer):
     def reply(self, message: bytes) -> None:
         """Answer the pending call; the runtime does not tell whether the answer was received."""
         if self._pending is None:
-            raise calls.no_pending_call_error()
+            raise UnityCommunicationException(calls.NO_CALL)
         # The condition is False if the client has cancelled the call in the meantime.
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)

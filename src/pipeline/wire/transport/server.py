@@ -281,7 +281,7 @@ class Server(calls.CallServer):
         """
         with self._lock:
             if self._pending is None:
-                raise calls.no_pending_call_error()
+                raise UnityCommunicationException(calls.NO_CALL)
             # The call is removed before the answer is sent, because an answer that fails half way
             # must not be sent a second time.
             connection, stream = self._pending
