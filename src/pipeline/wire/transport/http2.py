@@ -26,11 +26,21 @@ import numpy as np
 from pipeline.errors import UnityCommunicationException
 from pipeline.wire.codec.records import Received
 from pipeline.wire.transport import frames
-from pipeline.wire.transport.frames import DATA, END_STREAM, HEAD, HEADERS, FrameError, frame
+from pipeline.wire.transport.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    HEADERS,
+    LARGEST_WINDOW,
+    FrameError,
+    frame,
+)
 from pipeline.wire.transport.spin_wait import SpinWait
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-MAX_CALL_BYTES = frames.LARGEST_WINDOW
+MAX_CALL_BYTES = LARGEST_WINDOW
 """Largest call in bytes: neither a protobuf message nor a stream's window can be larger."""
 MAX_READ_BYTES = 1 << 18
 # A part of a message that is larger than this is received directly into the memory of the message,
@@ -42,13 +52,13 @@ _PREFIX = struct.Struct(">BI")
 # The window is renewed long before its 2 GB are used up, so that no peer waits for the renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
-    frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
+    frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", LARGEST_WINDOW - frames.DEFAULT_WINDOW)
 )
 
 
 def first_frames(setting: int, value: int) -> bytes:
     """Return the frames that open a connection: SETTINGS with `setting`, then WINDOW_UPDATE."""
-    pairs = [setting, value, frames.INITIAL_WINDOW, frames.LARGEST_WINDOW]
+    pairs = [setting, value, frames.INITIAL_WINDOW, LARGEST_WINDOW]
     pairs += [frames.MAX_FRAME, frames.LARGEST_FRAME, frames.MAX_HEADERS, frames.MAX_BLOCK_BYTES]
     return frame(frames.SETTINGS, 0, 0, struct.pack(">HIHIHIHI", *pairs)) + _WINDOW_UPDATE
 
@@ -195,7 +205,7 @@ class Connection(ABC):
                 length_and_kind, flags, stream = HEAD.unpack_from(view, position)
                 length, kind = length_and_kind >> 8, length_and_kind & 0xFF
                 stop = position + 9 + length
-                stream &= frames.LARGEST_WINDOW  # the first bit is reserved
+                stream &= LARGEST_WINDOW  # the first bit is reserved
                 if kind != DATA or stream == 0:  # DATA frames of a stream need no check
                     frames.check(kind, flags, stream, length)
                 if self._expected is not None:
@@ -232,7 +242,7 @@ class Connection(ABC):
     def _check_expected(self, kind: int, flags: int, stream: int) -> None:
         """Raise FrameError for frames before SETTINGS or between parts of a header block."""
         is_first = self._expected == frames.SETTINGS
-        is_other = bool(flags & frames.ACK) if is_first else stream != self._block[0]
+        is_other = bool(flags & ACK) if is_first else stream != self._block[0]
         if kind != self._expected or is_other:
             reason = f"a {frames.name(kind)} frame where {frames.name(self._expected or 0)} is due"
             raise FrameError(frames.PROTOCOL_ERROR, reason)
@@ -259,17 +269,17 @@ class Connection(ABC):
             self._on_reset(stream)
         elif kind == frames.WINDOW_UPDATE:
             self._credit(stream, payload)
-        elif kind == frames.SETTINGS and not flags & frames.ACK:
+        elif kind == frames.SETTINGS and not flags & ACK:
             self._settings(payload)
-        elif kind == frames.PING and not flags & frames.ACK:
-            self._notify(frame(frames.PING, frames.ACK, 0, payload))
+        elif kind == frames.PING and not flags & ACK:
+            self._notify(frame(frames.PING, ACK, 0, payload))
         elif kind == frames.GOAWAY:
             self._on_goaway()
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & _PADDED_OR_WITH_PRIORITY:
             payload = frames.without_padding(HEADERS, flags, payload)
-        if flags & frames.END_HEADERS:
+        if flags & END_HEADERS:
             self._take_block(flags, stream, payload)
         else:
             # Nothing may come between the frames of a header block (RFC 9113, section 4.3).
@@ -283,7 +293,7 @@ class Connection(ABC):
         block += payload
         if len(block) > frames.MAX_BLOCK_BYTES:
             raise FrameError(frames.ENHANCE_YOUR_CALM, f"{len(block)} bytes of headers, too many")
-        if flags & frames.END_HEADERS:
+        if flags & END_HEADERS:
             self._expected = None
             self._take_block(self._block[1], stream, bytes(block))
 
@@ -342,13 +352,13 @@ class Connection(ABC):
             if key == frames.INITIAL_WINDOW:
                 # The setting also changes the windows of open streams (RFC 9113, section 6.9.2).
                 largest = max((call.credit for call in self._streams.values()), default=0)
-                if value + largest > frames.LARGEST_WINDOW:
+                if value + largest > LARGEST_WINDOW:
                     reason = f"an initial window of {value} bytes, too large for an open stream"
                     raise FrameError(frames.FLOW_CONTROL_ERROR, reason)
                 self._stream_window = value
             elif key == frames.MAX_FRAME:
                 self._frame_limit = value
-        self._notify(frame(frames.SETTINGS, frames.ACK, 0))
+        self._notify(frame(frames.SETTINGS, ACK, 0))
 
     def _check_opened(self, kind: int, stream: int) -> None:
         # Even numbers are for streams of servers (RFC 9113, section 5.1.1); our server opens none.
@@ -442,7 +452,7 @@ class Connection(ABC):
             self.socket.setblocking(False)
             if self.is_open:
                 # With the largest stream number, no call in progress is cancelled (section 6.8).
-                self._send(goaway(frames.LARGEST_WINDOW, frames.NO_ERROR))
+                self._send(goaway(LARGEST_WINDOW, frames.NO_ERROR))
                 self.socket.shutdown(socket.SHUT_WR)
                 # A socket that is closed with unread bytes sends a reset, and the peer may lose the
                 # last bytes that we sent (RFC 1122, section 4.2.2.13). So this end reads until the
@@ -469,7 +479,7 @@ class OutgoingConnection(Connection):
         """Make a call on `stream`, an odd number larger than the number of the last call."""
         self._streams[stream] = Stream()
         self._last_stream = stream
-        head = frame(HEADERS, frames.END_HEADERS, stream, block)
+        head = frame(HEADERS, END_HEADERS, stream, block)
         self._transmit(stream, head, message, END_STREAM, b"", math.inf)
 
     def _on_new_stream(self, flags: int, stream: int, block: bytes) -> Stream | None:
