@@ -1,20 +1,17 @@
 """Reports of users who learn from recordings: datasets of Minari, and tables of their own."""
 
+import itertools
 import sys
-import warnings
 
 import field_environments
 import gymnasium
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
+from minari_recordings import collect
 
-from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.demos.demo_file import read_demo
 from pipeline.demos.table_import import import_table
-from pipeline.demos.tables import read_table
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 minari = pytest.importorskip("minari")
@@ -69,42 +66,12 @@ def spec_of(env_id, visual):
     return next(iter(sim.behavior_specs.values()))
 
 
-def stacked(values):
-    """Values of a space, one after another, as Minari stores them."""
-    if isinstance(values[0], dict):
-        return {key: stacked([value[key] for value in values]) for key in values[0]}
-    return np.stack(values)
-
-
-def record(env_id, choices):
-    """Return a dataset of one episode with these actions in turn."""
-    env = gymnasium.make(env_id, disable_env_checker=True)
-    env.observation_space.seed(1)
-    obs, actions, rewards, flags = [env.reset(seed=3)[0]], [], [], (False, False)
-    while not any(flags):
-        actions.append(np.int64(choices[len(actions) % len(choices)]))
-        after, reward, *flags, _ = env.step(actions[-1])
-        obs.append(after)
-        rewards.append(float(reward))
-    is_last = np.arange(len(rewards)) == len(rewards) - 1
-    episode = minari.data_collector.EpisodeBuffer(
-        id=0,
-        observations=stacked(obs),
-        actions=np.stack(actions),
-        rewards=rewards,
-        terminations=is_last & flags[0],
-        truncations=is_last & flags[1],
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the author is unknown
-        return minari.create_dataset_from_buffers(
-            "there-v0", [episode], env=env, jpeg_encoding=False
-        )
-
-
 def there_and_back(env_id, tmp_path, visual="auto", choices=(0, 1)):
     """Return a dataset's episode, the imported demonstration, and the exported episode."""
-    dataset = record(env_id, choices)
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    env.observation_space.seed(1)
+    draw = itertools.cycle(choices)
+    dataset = collect("there-v0", env, draw=lambda _: np.int64(next(draw)), seeds=[3])
     table, behavior, spec = read_dataset("there-v0", spec_of(env_id, visual))
     import_table(table, behavior, spec, tmp_path / "a.demo")
     demo = read_demo(tmp_path / "a.demo")
@@ -159,18 +126,3 @@ def test_recorded_action_mask_survives_import_and_export(register, tmp_path):
         assert np.array_equal(back.observations[key][:-1], recorded[:-1])
         assert back.observations[key].dtype == recorded.dtype
     assert np.array_equal(back.actions, there.actions)
-
-
-@pytest.mark.parametrize(("brightest", "divisor"), [(1, 1), (255, 255)])
-def test_byte_images_in_an_imported_table_are_divided_by_255_only_if_a_value_exceeds_1(
-    tmp_path, brightest, divisor
-):
-    images = np.zeros((3, 1, 2, 2), np.uint8)
-    images[:, 0, 0, 0] = brightest
-    nested = pa.array(images.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))
-    table = pa.table({"obs0": nested, "discrete": [0, 0, 0], "terminated": [0, 0, 1]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
-    lines = import_table(read_table(tmp_path / "a.parquet"), "B", spec, tmp_path / "a.demo")
-    assert np.array_equal(read_demo(tmp_path / "a.demo").obs[0][:3], images / divisor)
-    assert any("divided by 255" in line for line in lines) == (divisor == 255)

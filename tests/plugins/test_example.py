@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from example_plugin_site import EXAMPLE, install
-from interpreter import python
+from killed_runs import whole_and_killed
 
 import pipeline
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -135,46 +135,13 @@ def test_sink_of_the_plug_in_guide_keeps_the_best_return(tmp_path: Path):
     assert (tmp_path / "best.txt").read_text() == "{'B': 3.0}\n"
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-import pipeline, yaml
-from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.simulators import registry
-from pipeline.trainer.learner import Learner
-
-torch.set_num_threads(1)
-folder, kill_at = sys.argv[1:]
-learn = Learner.learn
-def counted(self):
-    learned = learn(self)
-    if learned and self.n_updates == int(kill_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return learned
-Learner.learn = counted
-env = InProcessEnvironment(registry.make("corridor", seed=3, n_agents=8))
-run = yaml.safe_load(Path(folder, "run.yaml").read_text())
-pipeline.train(
-    [env], run, seed=5, run_dir=Path(folder), resume=True, resume_interval_s=0.0
-)
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_exports_the_bytes_of_an_uninterrupted_run(
     tmp_path: Path, site: Path
 ):
-    exports = []
-    for name, kills in (("whole", [0]), ("killed", [20, 0])):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "run.yaml").write_text(yaml.safe_dump(settings()))
-        for kill_at in kills:
-            completed = python("-c", KILLED, folder, kill_at, first=[site], check=False)
-            assert completed.returncode == (-9 if kill_at else 0), completed.stderr
-        publish(folder / "Corridor/checkpoint.pt", folder / "onnx")
-        exports.append((folder / "onnx/Corridor.onnx").read_bytes())
+    options = {"kill_at": 20, "first": site}
+    checkpoints, _ = whole_and_killed(tmp_path, settings(), "corridor", **options)
+    exports = [publish(path, path.parent / "onnx")["sha256"] for path in checkpoints]
     assert exports[0] == exports[1]
 
 

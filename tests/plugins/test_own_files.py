@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from interpreter import python
+from killed_runs import whole_and_killed
+from refusals import refusal
 
 import pipeline
 from pipeline.dag.stages.export import publish
@@ -33,6 +33,8 @@ SMALL = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("late", "my_parts", "my_trainer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # of another test's folder
     return tmp_path
 
 
@@ -47,22 +49,12 @@ def settings(trainer="ppo", *, signals=True, hyperparameters=None, **network):
         "max_steps": 600,
         "summary_freq": 200,
     }
-    return {"behaviors": {"BalanceBall": behavior}}
+    return {"behaviors": {"3DBall": behavior}}
 
 
 def train(run_dir, run, **options):
     env = InProcessEnvironment(registry.make("balance_ball", seed=3, n_agents=8))
-    ((name, result),) = pipeline.train(
-        [env], run, seed=5, run_dir=run_dir, **options
-    ).behaviors.items()
-    return name, result
-
-
-def behavior_of(run):
-    """The run with the behavior that the simulator has."""
-    env = registry.make("balance_ball", seed=3, n_agents=1)
-    (name,) = {spec.partition("?")[0] for spec in env.behavior_specs}
-    return {"behaviors": {name: run["behaviors"]["BalanceBall"]}}
+    return pipeline.train([env], run, seed=5, run_dir=run_dir, **options).behaviors["3DBall"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +62,7 @@ def behavior_of(run):
     ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "xqc"))],
 )
 def test_encoder_and_reward_signal_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
-    _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
+    result = train(tmp_path / "run", settings(trainer))
     state = load_checkpoint(result.checkpoint)
     assert int(state["learner"]["algorithm"]["signals"]["mine"]["counts"].sum()) >= 400
     assert state["settings"]["reward_signals"]["mine"]["class"] == "own_parts:Visits"
@@ -84,8 +76,8 @@ def test_policies_with_chosen_activation_layer_widths_and_layer_norm_are_trained
     tmp_path, trainer
 ):
     network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}
-    run = behavior_of(settings(trainer, signals=False, **network))
-    _, result = train(tmp_path / "run", run)
+    run = settings(trainer, signals=False, **network)
+    result = train(tmp_path / "run", run)
     assert publish(result.checkpoint, tmp_path / "onnx")["rows"] > 0
 
 
@@ -108,34 +100,19 @@ def test_policies_with_chosen_activation_layer_widths_and_layer_norm_are_trained
 )  # fmt: skip
 def test_mistake_in_a_class_of_the_user_is_reported_in_one_line(tmp_path, change, said):
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    run = behavior_of(settings())
-    (behavior,) = run["behaviors"].values()
-    behavior |= change
-    with pytest.raises(SettingsError, match=said) as refused:
-        train(tmp_path / "run", run)
-    assert "\n" not in str(refused.value)
+    run = settings()
+    run["behaviors"]["3DBall"] |= change
+    assert re.search(said, refusal(SettingsError, train, tmp_path / "run", run))
 
 
-def test_xqc_refuses_a_chosen_activation_and_layer_norm():
-    from pipeline.algos.xqc import refuse_unsupported
-    from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings, XQCSettings
-
-    def refused(**network):
-        run = TrainerSettings(
-            trainer_type="xqc",
-            hyperparameters=XQCSettings(),
-            network_settings=NetworkSettings(**network),
-        )
-        spec = registry.make("balance_ball").behavior_specs
-        with pytest.raises(SettingsError, match=r"network_settings\.\w+: trainer_type xqc has"):
-            refuse_unsupported(next(iter(spec.values())), run)
-
-    refused(activation="relu")
-    refused(layer_norm=True)
+@pytest.mark.parametrize("network", [{"activation": "relu"}, {"layer_norm": True}])
+def test_xqc_refuses_a_chosen_activation_and_layer_norm(tmp_path, network):
+    with pytest.raises(SettingsError, match=r"network_settings\.\w+: trainer_type xqc has"):
+        train(tmp_path / "run", settings("xqc", signals=False, encoder=None, **network))
 
 
 def test_settings_with_classes_of_the_user_are_equal_after_writing_reading_and_pickling():
-    run = load_run_settings(None, overrides=behavior_of(settings()))
+    run = load_run_settings(None, overrides=settings())
     again = load_run_settings(None, overrides=to_mapping(run))
     assert again == run
     assert pickle.loads(pickle.dumps(run)) == run  # noqa: S301  # ours
@@ -164,8 +141,8 @@ def test_policy_is_loaded_with_a_warning_if_the_file_of_the_encoder_has_changed(
 ):
     source = (SUPPORT / "own_parts.py").read_text()
     (tmp_path / "my_parts.py").write_text(source)
-    run = behavior_of(settings(signals=False, encoder="my_parts:Residual"))
-    _, result = train(tmp_path / "run", run)
+    run = settings(signals=False, encoder="my_parts:Residual")
+    result = train(tmp_path / "run", run)
     assert list(load_checkpoint(result.checkpoint)["files"]) == ["my_parts.py"]
     caplog.clear()
     load_policy(result.checkpoint)
@@ -173,7 +150,6 @@ def test_policy_is_loaded_with_a_warning_if_the_file_of_the_encoder_has_changed(
     (tmp_path / "my_parts.py").write_text(source + "# changed\n")
     load_policy(result.checkpoint)
     assert re.search(r"policy was trained with another version of my_parts.py; it", caplog.text)
-    sys.modules.pop("my_parts", None)
 
 
 LATE = """
@@ -244,7 +220,6 @@ def test_exception_in_code_of_the_user_during_training_is_one_line_and_the_state
     assert "\n" not in str(told.value)
     (state,) = (load_checkpoint(path) for path in folder.glob("*/checkpoint.pt"))
     assert state["learner"]["step"] > 0
-    sys.modules.pop("late", None)
 
 
 @pytest.mark.slow
@@ -258,75 +233,18 @@ def test_command_reports_the_last_error_of_an_environment_in_its_own_process(tmp
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert "| ERROR late:Env: AssertionError: late (late.py:15) |" in line
     assert "Traceback" in (tmp_path / "results/x/run_logs/Player-0.log").read_text()
-    sys.modules.pop("late", None)
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-import pipeline, yaml
-from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.simulators import registry
-from pipeline.trainer.learner import Learner
-
-torch.set_num_threads(1)
-folder, kill_at = sys.argv[1:]
-learn = Learner.learn
-def counted(self):
-    learned = learn(self)
-    if learned and self.n_updates == int(kill_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return learned
-Learner.learn = counted
-
-class Halves(pipeline.Callback):
-    n_updates = 0
-
-    def on_update(self, behavior, update):
-        self.n_updates += 1
-        self.set("learning_rate", 3e-4 / 2**self.n_updates)
-        self.log("Halves/Updates", self.n_updates)
-
-    def state_dict(self):
-        return {"n_updates": self.n_updates}
-
-    def load_state_dict(self, state):
-        self.n_updates = state["n_updates"]
-
-
-env = InProcessEnvironment(registry.make("balance_ball", seed=3, n_agents=8))
-run = yaml.safe_load(Path(folder, "run.yaml").read_text())
-options = {"resume": True, "resume_interval_s": 0.0, "callbacks": [Halves()]}
-result = pipeline.train([env], run, seed=5, run_dir=Path(folder), **options)
-(curves,) = result.curves.values()
-print(*curves["Halves/Updates"][-1])
-"""
 
 
 @pytest.mark.slow
 def test_killed_and_continued_run_with_classes_and_callback_of_the_user_gives_the_same_bytes(
     tmp_path,
 ):
-    checkpoints, printed = [], []
-    for name, kills in (("whole", [0]), ("killed", [2, 0])):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "run.yaml").write_text(yaml.safe_dump(behavior_of(settings())))
-        for kill_at in kills:
-            completed = python("-c", KILLED, folder, kill_at, first=[SUPPORT], check=False)
-            assert completed.returncode == (-9 if kill_at else 0), completed.stderr
-        printed.append(completed.stdout.split()[-2:])
-        (path,) = folder.glob("*/checkpoint.pt")
-        checkpoints.append(path)
-    whole, killed = (load_checkpoint(path)["learner"] for path in checkpoints)
-    assert (
-        publish(checkpoints[0], tmp_path / "a")["sha256"]
-        == (publish(checkpoints[1], tmp_path / "b")["sha256"])
-    )
-    assert whole["step"] == killed["step"]
-    assert printed[0] == printed[-1]
-    assert float(printed[0][1]) == 2
+    run = settings()
+    checkpoints, counts = whole_and_killed(tmp_path, run, "balance_ball", kill_at=2, first=SUPPORT)
+    exports = [publish(path, path.parent / "onnx")["sha256"] for path in checkpoints]
+    assert exports[0] == exports[1]
+    assert counts[0] == counts[1]
+    assert float(counts[0].split()[1]) == 2
     assert checkpoints[0].read_bytes() == checkpoints[1].read_bytes()
 
 
@@ -337,11 +255,8 @@ def test_on_policy_trainer_of_the_guide_trains_and_exports_a_policy(tmp_path):
     (tmp_path / "my_trainer.py").write_text(code)
     hyperparameters = {"buffer_size": 64, "learning_rate": 0.002}
     run = settings("ppo", signals=False, hyperparameters=hyperparameters, encoder=None)
-    run = behavior_of(run)
-    (behavior,) = run["behaviors"].values()
-    behavior["trainer_type"] = "my_trainer:A2C"
-    _, result = train(tmp_path / "run", run)
+    run["behaviors"]["3DBall"]["trainer_type"] = "my_trainer:A2C"
+    result = train(tmp_path / "run", run)
     assert result.n_updates >= 5
     assert load_checkpoint(result.checkpoint)["settings"]["trainer_type"] == "my_trainer:A2C"
     assert publish(result.checkpoint, tmp_path / "onnx")["rows"] > 0
-    sys.modules.pop("my_trainer", None)

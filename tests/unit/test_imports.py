@@ -18,7 +18,7 @@ from interpreter import python
         (
             "import pipeline.envs.unity, pipeline.envs.gym_wrapper, pipeline.demos.demo_file\n"
             "import pipeline.envs.pettingzoo_wrapper, pipeline.envs.side_channels",
-            "torch",
+            "torch grpc",
         ),
         (
             "import pipeline.evaluation.plots, pipeline.evaluation.episodes\n"

@@ -11,13 +11,7 @@ from pipeline.demos.tables import Columns
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.settings.nodes import fail, find
-from pipeline.settings.reader import (
-    ContradictionError,
-    Count,
-    CountOrZero,
-    read_dataclass,
-    to_map,
-)
+from pipeline.settings.reader import ContradictionError, Count, CountOrZero, read_dataclass, to_map
 from pipeline.settings.yaml_file import read_yaml
 
 _GOAL = ObservationType.GOAL_SIGNAL
@@ -37,24 +31,16 @@ class ObservationEntry:
 
     def __post_init__(self) -> None:
         """Raise ContradictionError unless the shape has 1 to 3 dimensions."""
-        if not 1 <= len(self.shape) <= 3:
-            text = (
-                f"needs 1 to 3 sizes, got {len(self.shape)}; take the specification from a .demo "
-                "file"
-            )
+        if not 1 <= (n := len(self.shape)) <= 3:
+            text = f"needs 1 to 3 sizes, got {n}; take the specification from a .demo file"
             raise ContradictionError("shape", text)
 
     def spec(self) -> ObservationSpec:
         """Return the observation's specification, as environments announce it."""
-        first, *rest = self.shape
-        if not rest:
-            spec = ObservationSpec.vector(first)
-        elif len(rest) == 1:
-            spec = ObservationSpec.entities(first, rest[0])
-        else:
-            spec = ObservationSpec.visual(first, rest[0], rest[1])
+        kinds = (ObservationSpec.vector, ObservationSpec.entities, ObservationSpec.visual)
+        make: Callable[..., ObservationSpec] = kinds[len(self.shape) - 1]
         kind = _GOAL if self.goal else ObservationType.DEFAULT
-        return spec._replace(name=self.name, observation_type=kind)
+        return make(*self.shape)._replace(name=self.name, observation_type=kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,10 +119,9 @@ def spec_of(
     """Return a behavior's name and specification, and the table columns that a YAML file names.
 
     Args:
-        source: a YAML or JSON file, a `.demo` file, or an environment.
+        source: a YAML or JSON file, a `.demo` file, or an environment that `make_env` makes.
         make_env: function that returns the environment with a given name.
-        behavior: behavior of an environment with several behaviors; else a name that replaces the
-            name in the source.
+        behavior: one of an environment's behaviors; else a new name for the source's behavior.
         default: behavior of an environment with several behaviors, if `behavior` is None.
         renames: whether `behavior` may replace the name of the source's only behavior.
 
@@ -167,10 +152,9 @@ def spec_of(
     chosen = behavior or default
     if chosen not in specs:
         names = ", ".join(specs)
-        if behavior is None:
-            text = f"has the behaviors {names}; name one of them with --behavior"
-            raise DemonstrationError(f"{source}: {text}")
         raise DemonstrationError(
-            f"--behavior: {source} has no behavior {behavior!r}; name one of {names}"
+            f"{source}: has the behaviors {names}; name one of them with --behavior"
+            if behavior is None
+            else f"--behavior: {source} has no behavior {behavior!r}; name one of {names}"
         )
     return chosen, specs[chosen], columns

@@ -16,25 +16,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from pipeline.core import specs
 from pipeline.core.arrays import BoolArray, FloatArray, IntArray
-from pipeline.core.specs import (
-    AGENT_BYTES,
-    ActionSpec,
-    ActionTuple,
-    BehaviorSpec,
-    DimensionProperty,
-    refuse_excess,
-    row_bytes,
-)
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.core.steps import DecisionSteps
 from pipeline.errors import (
     DemonstrationError,
@@ -44,9 +37,8 @@ from pipeline.errors import (
     shell_command,
 )
 from pipeline.files import foreign, similar, what_is, whole
-from pipeline.wire.codec import records
+from pipeline.wire.codec import decoding, records
 from pipeline.wire.codec.actions import actions_bytes, decode_entries
-from pipeline.wire.codec.decoding import behavior_spec_from, decode_infos, decode_masks
 from pipeline.wire.codec.encoding import brain_parameters, infos_bytes
 from pipeline.wire.codec.generated import messages as m
 
@@ -56,8 +48,8 @@ _log = logging.getLogger(__name__)
 BRAIN_OFFSET = 33
 # Versions of the file format that ML-Agents reads; its recorders write version 1.
 API_VERSIONS = (0, 1)
-_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
-_CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
+_SPATIAL = specs.DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+_CHANNELS_LAST = (_SPATIAL, _SPATIAL, specs.DimensionProperty.NONE)
 
 
 class DemoMessages(NamedTuple):
@@ -103,15 +95,25 @@ def parse_demo(path: Path) -> DemoMessages:
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     records = _records(path, data, stop, meta)
     # An empty record takes one byte in the file, but a whole message in memory.
-    refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
-    if records and _is_agent_info(records[0]):
-        return _from_agent_infos(path, meta, brain, records, len(data))
-    pairs = [m.AgentInfoActionPairProto() for _ in records]
-    for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
-        if not _parses(pair, record):
+    n = len(records)
+    specs.refuse_excess(n * specs.AGENT_BYTES, len(data), f"a recording of {n} steps")
+    is_old, old_brain = bool(records) and _is_agent_info(records[0]), m.OldBrainParametersProto()
+    # Protobuf keeps the fields of the old format as unknown fields of the present message.
+    if is_old and not _parses(old_brain, brain.SerializeToString()):
+        raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
+    kind = m.OldAgentInfoProto if is_old else m.AgentInfoActionPairProto
+    steps: list[Any] = [kind() for _ in records]
+    for index, (step, record) in enumerate(zip(steps, records, strict=True)):
+        if not _parses(step, record):
             raise _damaged(path, index, meta)
-    infos = [pair.agent_info for pair in pairs]
-    return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs], len(data))
+    if is_old:
+        infos = [_modern_info(step, old_brain) for step in steps]
+        # An old info stores the action of the previous step; the last step has no action.
+        previous = [step.stored_vector_actions for step in steps[1:]]
+        acted = [m.AgentActionProto(vector_actions_deprecated=action) for action in [*previous, []]]
+    else:
+        infos, acted = [step.agent_info for step in steps], [step.action_info for step in steps]
+    return DemoMessages(meta, brain, infos, acted, len(data))
 
 
 def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> list[bytes]:
@@ -153,8 +155,9 @@ def _is_copy(data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> bool:
 def _content(path: Path) -> bytes:
     # A missing file gets the error below, which suggests similar names.
     if path.suffix != ".demo" and not path.is_dir() and path.exists():
-        text = f"The path provided is not a '.demo' file: it {what_is(path)}"
-        raise DemonstrationError(f"{path}: {text}")
+        raise DemonstrationError(
+            f"{path}: The path provided is not a '.demo' file: it {what_is(path)}"
+        )
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -196,53 +199,19 @@ def _parses(message: Message, data: bytes) -> bool:
 
 
 def _is_agent_info(record: bytes) -> bool:
-    """Return whether a record is an agent info, and not a pair of agent info and action.
-
-    A pair has only the fields 1 and 2, and both are messages.
-    """
+    """Return whether a record is an agent info; a pair only has the messages 1 and 2."""
     anything = Empty()
-    if not _parses(anything, record):
-        return False
-    fields = UnknownFieldSet(anything)
     # Protobuf accepts unknown fields, so any record parses: the fields' numbers must be compared.
-    return any(f.field_number > 2 or f.wire_type != 2 for f in fields)  # type: ignore[attr-defined]  # typeshed lacks it
-
-
-def _from_agent_infos(
-    path: Path,
-    meta: m.DemonstrationMetaProto,
-    brain: m.BrainParametersProto,
-    records: list[bytes],
-    n_bytes: int,
-) -> DemoMessages:
-    """Return messages of the present format for the agent infos of Unity's packages 0.6 to 0.11.
-
-    An info stores the action of the previous step, so a step's action is in the next info; the last
-    step has no action.
-    """
-    old_brain = m.OldBrainParametersProto()
-    # Protobuf keeps the fields of the old format as unknown fields of the present message.
-    if not _parses(old_brain, brain.SerializeToString()):
-        raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
-    infos, actions = [], []
-    for index, record in enumerate(records):
-        old = m.OldAgentInfoProto()
-        if not _parses(old, record):
-            raise _damaged(path, index, meta)
-        infos.append(_modern_info(old, old_brain))
-        actions.append(m.AgentActionProto(vector_actions_deprecated=old.stored_vector_actions))
-    return DemoMessages(meta, brain, infos, [*actions[1:], m.AgentActionProto()], n_bytes)
+    return _parses(anything, record) and any(
+        field.field_number > 2 or field.wire_type != 2
+        for field in UnknownFieldSet(anything)  # type: ignore[attr-defined]  # typeshed lacks it
+    )
 
 
 def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> m.AgentInfoProto:
-    info = m.AgentInfoProto(
-        reward=old.reward,
-        done=old.done,
-        max_step_reached=old.max_step_reached,
-        id=old.id,
-        action_mask=old.action_mask,
-        observations=old.observations,
-    )
+    """Return the agent info of the present format for one of Unity's packages 0.6 to 0.11."""
+    same = ("reward", "done", "max_step_reached", "id", "action_mask", "observations")
+    info = m.AgentInfoProto(**{name: getattr(old, name) for name in same})
     # Old infos have images, and then one vector; the brain parameters have the images' sizes.
     for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
         channels = 1 if camera.gray_scale else 3
@@ -263,8 +232,11 @@ _NAME_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demonstration:
-    """A demonstration as arrays with one row for each recorded pair of agent info and action."""
+class Demonstration(decoding.AgentInfos):
+    """A demonstration as arrays with one row for each of N recorded pairs of info and action.
+
+    A row has the rewards since the previous pair. `done` is True on an episode's last pair.
+    """
 
     metadata: m.DemonstrationMetaProto
     """The header of the file: number of steps, 0 if the recording was not finished; number of ended
@@ -274,24 +246,14 @@ class Demonstration:
     behavior_name: str
     """The recorded behavior name, without a team."""
     spec: BehaviorSpec
-    obs: list[FloatArray]
-    """float32 [n, *shape] per observation; images are channels first, in 0..1."""
     continuous: FloatArray
-    """float32 [n, a] continuous actions."""
+    """float32 [N, a] continuous actions."""
     discrete: IntArray
-    """int32 [n, branches] discrete actions."""
-    reward: FloatArray
-    """float32 [n], sum of rewards since the previous pair."""
-    done: BoolArray
-    """[n], True on the last pair of an episode."""
+    """int32 [N, branches] discrete actions."""
     interrupted: BoolArray
-    """[n], True where the episode was cut short, as by a step limit, and did not finish."""
-    group_id: IntArray
-    """int32 [n] number of the agent's group, 0 for agents without a group."""
-    group_reward: FloatArray
-    """float32 [n] reward of the agent's group since the previous pair."""
+    """[N], True where the episode was cut short, as by a step limit, and did not finish."""
     action_mask: list[BoolArray] | None
-    """bool [n, size] per branch, True = forbidden; None without discrete actions."""
+    """bool [N, size] per branch, True = forbidden; None without discrete actions."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -302,10 +264,9 @@ class Demonstration:
 
 
 def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
-    """Return the summed reward of each episode that has ended, from rows [n].
+    """Return the summed reward of each ended episode, without the reward before its first action.
 
-    A row's reward belongs to the action of the previous row, so an episode's first reward does not
-    count.
+    The reward of an action is in the next of the rows [n].
     """
     ends = np.flatnonzero(done) + 1
     # Rows after the last end belong to an open episode, which has no return yet.
@@ -330,32 +291,29 @@ def read_demo(path: Path | str) -> Demonstration:
                 f"{path}: the demonstration has no steps; record it again, and close the recorder "
                 "at the end"
             )
-        spec = behavior_spec_from(brain, infos[0])
+        spec = decoding.behavior_spec_from(brain, infos[0])
         # A step of a few bytes may have large masks, so the memory is checked first.
-        refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
+        n = len(infos)
+        specs.refuse_excess(n * specs.row_bytes(spec), n_bytes, f"a recording of {n} steps")
         # The decoder reads received messages, in which observations are still serialized, so the
         # infos are converted to such messages.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
-        batch = decode_infos(received, spec, brain.brain_name)
+        batch = decoding.decode_infos(received, spec, brain.brain_name)
         actions = decode_entries(acted, spec.action_spec, absent_is_zero=True)
         _check_actions(actions, spec.action_spec)
     except (UnityException, ValueError) as error:
         raise DemonstrationError(f"{path}: {error}") from error
     return Demonstration(
+        **{field.name: getattr(batch, field.name) for field in fields(batch)},
         metadata=meta,
         behavior_name=brain.brain_name.partition("?")[0],
         spec=spec,
-        obs=batch.obs,
         continuous=actions.continuous,
         discrete=actions.discrete,
-        reward=batch.reward,
-        done=batch.done,
         # The flag `max_step_reached` has a meaning only at the end of an episode.
         interrupted=batch.done & batch.max_step_reached,
-        group_id=batch.group_id,
-        group_reward=batch.group_reward,
-        action_mask=decode_masks(received, spec.action_spec),
+        action_mask=decoding.decode_masks(received, spec.action_spec),
     )
 
 
@@ -397,9 +355,9 @@ def describe(demo: Demonstration) -> str:
 def writing_demo(
     path: Path | str, behavior_name: str, spec: BehaviorSpec, *, name: str = ""
 ) -> Iterator[DemoWriter]:
-    """Write one demonstration within the `with` block, whole or not at all.
+    """Write one demonstration within the `with` block; if the block raises, no file is left.
 
-    If the block raises, no file is left. Equal calls give equal bytes.
+    Equal calls give equal bytes.
 
     Args:
         path: the file, ending in `.demo`.

@@ -16,7 +16,6 @@ from pipeline.wire.codec.generated.messages import AgentActionProto
 
 _log = logging.getLogger(__name__)
 
-
 # Relative error of a return that is a sum of float32 rewards.
 _SLACK = 1e-6
 
@@ -43,7 +42,7 @@ class ExpertRows:
 
 
 def demonstration_files(path: Path | str) -> list[Path]:
-    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted by name.
+    """Return the file `path`, or all `.demo` files in the folder `path`, sorted by name.
 
     Raises:
         DemonstrationError: There is no such file.
@@ -80,13 +79,11 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         for file in demonstration_files(source.path):
             demonstration = read_demo(file)
             _check_fits(file, demonstration, spec)
-            # A pair that closes an episode has the last observation, but no action.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
             # The weight is repeated for each row, so a longer file counts more.
             weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
     every_weight = np.concatenate(weights)
-    # Equal weights become None: the rows are then drawn uniformly, without a table of weights.
     rows = ExpertRows(
         obs=[
             np.concatenate([d.obs[i][keep] for d, keep in parts])
@@ -95,7 +92,10 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
         continuous=np.concatenate([d.continuous[keep] for d, keep in parts]),
         discrete=np.concatenate([d.discrete[keep] for d, keep in parts]),
         lengths=np.concatenate([_episode_lengths(d.done) for d, _ in parts]),
-        done=np.concatenate([_ending_rows(d)[keep] for d, keep in parts]),
+        # A row has the last action of an episode if the next pair closes the episode.
+        done=np.concatenate(
+            [np.append((d.done & ~d.interrupted)[1:], False)[keep] for d, keep in parts]
+        ),
         weights=every_weight if np.unique(every_weight).size > 1 else None,
     )
     if len(rows) == 0:
@@ -104,22 +104,11 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
     return rows
 
 
-def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Return bool [P], True for pairs with the last action of an episode that was not cut short."""
-    ending = np.zeros(len(demonstration), dtype=np.bool_)
-    # The pair before the closing pair has the last action.
-    ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
-    return ending
-
-
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Return the number of steps of each episode, without episodes that have no step.
+    """Return the number of steps of each episode that has a step.
 
-    The pair that closes an episode does not count as a step. Pairs after the last closing pair
+    The pairs that close an episode, `done` [P], are no steps. Pairs after the last closing pair
     count as one episode.
-
-    Args:
-        done: [P] whether the pair closes an episode.
     """
     # The number of closing pairs before a pair is the index of the pair's episode.
     counts = np.bincount(np.cumsum(done)[~done])
@@ -129,14 +118,11 @@ def _episode_lengths(done: BoolArray) -> AnyArray:
 def merge_demos(
     sources: Sequence[Path | str], target: Path, *, behavior: str | None = None
 ) -> list[str]:
-    """Write several demonstrations, one after another, into one file.
+    """Write demonstrations, one after another, into one file; return lines of text about them.
 
     Imitation of the written file learns the same rows as imitation of all sources. An open episode
     at the end of a source is closed as cut short, so that it does not continue in the next source.
     Without `behavior`, all files must have the same behavior name.
-
-    Returns:
-        Lines of text about the files.
 
     Raises:
         DemonstrationError: A file cannot be read, or has another behavior than the first file.
@@ -182,17 +168,13 @@ def trim_demo(
     max_return: float | None = None,
     best: int | None = None,
 ) -> list[str]:
-    """Write the ended episodes of a demonstration that meet every condition, in their order.
+    """Write the ended episodes that meet every condition; return lines of text about them.
 
     Episodes are numbered from 1. A return is the sum of an episode's rewards; of equal returns,
     `best` keeps the earlier episode.
 
-    Returns:
-        Lines of text about the episodes.
-
     Raises:
-        DemonstrationError: The file cannot be read, an episode is not in the file, or no episode
-            meets every condition.
+        DemonstrationError: The file cannot be read, or lacks an episode, or no episode is left.
     """
     demo = read_demo(path)
     returns = np.array(demo.returns())
@@ -204,8 +186,8 @@ def trim_demo(
     content = parse_demo(path)
     name = demo.metadata.demonstration_name
     with writing_demo(target, demo.behavior_name, demo.spec, name=name) as writer:
-        pairs = [(content.infos[row], content.actions[row]) for row in rows]
-        writer.append_messages([info for info, _ in pairs], [action for _, action in pairs])
+        infos = [content.infos[row] for row in rows]
+        writer.append_messages(infos, [content.actions[row] for row in rows])
     # Pairs of an open episode have the index after the last ended episode.
     n_open = int((episode == len(returns)).sum())
     left_out = f"; {n_open} pairs after the last end left out" if n_open else ""
@@ -226,10 +208,7 @@ def _episodes_to_keep(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return bool [E], True for episodes that meet the conditions of `trim_demo`.
-
-    At least one entry is True.
-    """
+    """Return bool [E], True for episodes that meet the conditions of `trim_demo`; at least one."""
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:
@@ -248,10 +227,8 @@ def _episodes_to_keep(
         keep &= np.isin(numbers, ranked[:best] + 1)
     if not keep.any():
         span = f" (returns {min(returns):.6g} to {max(returns):.6g})" if len(returns) else ""
-        raise DemonstrationError(
-            f"{path}: none of its {len(returns)} ended episodes{span} meets "
-            "the conditions; relax them"
-        )
+        none_meets = f"none of its {len(returns)} ended episodes{span} meets the conditions"
+        raise DemonstrationError(f"{path}: {none_meets}; relax them")
     return keep
 
 

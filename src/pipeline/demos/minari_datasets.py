@@ -8,13 +8,14 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from operator import itemgetter
+from functools import reduce
+from operator import getitem, itemgetter
 from typing import Any
 
 import numpy as np
 
-from pipeline.core.arrays import AnyArray
-from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, scales_of
+from pipeline.core.arrays import AnyArray, BoolArray
+from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.demos.demo_file import Demonstration
 from pipeline.demos.tables import NO_CHOICE, Table
 from pipeline.errors import DemonstrationError, UnityObservationException
@@ -60,7 +61,8 @@ def read_dataset(
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     notes = []
     if action_spec.continuous_size:
-        bounded = np.concatenate([_range(box)[2] for box in _boxes(dataset.action_space)])
+        leaves = _leaf_actions(dataset.action_space, episodes[0].actions)
+        bounded = np.concatenate([has for kind, _, has in leaves if kind == "continuous"])
         # Gymnasium's environments clip actions to their bounds, so the clipped action was applied.
         beyond = bounded & (np.abs(columns["continuous"]) > 1)
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
@@ -74,10 +76,7 @@ def read_dataset(
 
 
 def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
-    """Return the codec with the specification most similar to `spec`.
-
-    If `spec` is None, return the codec that executables use.
-    """
+    """Return the codec most similar to `spec`; for None, the codec that executables use."""
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
@@ -88,25 +87,18 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])
     ]
-    return codecs[0] if spec is None else max(codecs, key=lambda codec: _likeness(codec.spec, spec))
+
+    def likeness(codec: Codec) -> tuple[bool, bool]:
+        ours, theirs = _images_and_scales(codec.spec), _images_and_scales(spec or codec.spec)
+        # The specification of a demonstration has no scales, and fits all scales.
+        return ours[0] == theirs[0], spec is None or not scales_of(spec) or ours[1] == theirs[1]
+
+    return max(codecs, key=likeness)
 
 
-def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
-    """Return whether two specifications have equal image shapes, and equal scales of observations.
-
-    The scales count as equal if `theirs` has no scales: the specification of a demonstration has
-    none.
-    """
-    is_scaled_same = not scales_of(theirs) or _obs_scales(ours) == _obs_scales(theirs)
-    return _images(ours) == _images(theirs), is_scaled_same
-
-
-def _obs_scales(spec: BehaviorSpec) -> list[str]:
-    return [text for text in scales_of(spec) if text.startswith("obs_")]
-
-
-def _images(spec: BehaviorSpec) -> list[tuple[int, ...]]:
-    return [tuple(obs.shape) for obs in spec.observation_specs if len(obs.shape) == 3]
+def _images_and_scales(spec: BehaviorSpec) -> tuple[list[tuple[int, ...]], list[str]]:
+    images = [tuple(obs.shape) for obs in spec.observation_specs if len(obs.shape) == 3]
+    return images, [text for text in scales_of(spec) if text.startswith("obs_")]
 
 
 def _checked_source(dataset_id: str) -> str:
@@ -123,12 +115,9 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
     fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
     if codec.mask_key is not None:
         fields |= _masks(codec, episode.observations[codec.mask_key], n)
-    for index, (leaf, values) in enumerate(
-        zip(observations.leaves, observations.empty(n + 1), strict=True)
-    ):
-        recorded = episode.observations
-        for key in leaf.path:
-            recorded = recorded[key]
+    leaves = zip(observations.leaves, observations.empty(n + 1), strict=True)
+    for index, (leaf, values) in enumerate(leaves):
+        recorded = reduce(getitem, leaf.path, episode.observations)
         try:
             for row in range(n + 1):
                 leaf.put(values[row], recorded[row])
@@ -139,7 +128,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
             ) from error
         fields[f"obs{index}"] = values
     actions: dict[str, list[AnyArray]] = {"continuous": [], "discrete": []}
-    for kind, values in _leaf_actions(space, episode.actions):
+    for kind, values, _ in _leaf_actions(space, episode.actions):
         actions[kind].append(values)
     for kind, filler in (("continuous", np.nan), ("discrete", NO_CHOICE)):
         if actions[kind]:
@@ -169,8 +158,8 @@ def _map_arrays(tree: Any, make: Callable[[Any], Any]) -> Any:
     return make(tree)
 
 
-def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
-    """Yield `continuous` or `discrete`, and the actions [T, size], of each leaf of a space."""
+def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray, BoolArray]]:
+    """Yield kind, actions [T, size] and bool [size] `is bounded` of each leaf of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -181,22 +170,15 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
         # The bounds of the space are scaled to -1..1, the range of a behavior's actions.
-        middle, half, _ = _range(space)
-        yield "continuous", (flat - middle) / half
+        middle, half, bounded = _range(space)
+        yield "continuous", (flat - middle) / half, bounded
     else:
         # Choices of a behavior begin with 0, those of Gymnasium's spaces with `start`.
-        yield "discrete", flat - np.ravel(getattr(space, "start", 0))
+        first = np.ravel(getattr(space, "start", 0))
+        yield "discrete", flat - first, np.ones(flat.shape[1], np.bool_)
 
 
-def _boxes(space: Any) -> list[Any]:
-    from gymnasium import spaces
-
-    boxes: list[Any] = []
-    _map_leaves(space, lambda leaf: boxes.append(leaf) if isinstance(leaf, spaces.Box) else None)
-    return boxes
-
-
-def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
+def _range(box: Any) -> tuple[AnyArray, AnyArray, BoolArray]:
     """Return the middle of each dimension of a Box, half its width, and whether it has bounds."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get the bounds -1..1, with which scaling does not change a number.
@@ -218,16 +200,13 @@ def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = None) -> list[str]:
-    """Write the ended episodes of a demonstration as a Minari dataset on this machine.
+    """Write the ended episodes as a Minari dataset of this machine; return lines of text.
 
     Args:
         demo: the demonstration.
         dataset_id: id of the dataset, such as `people/maze-v0`.
-        env_id: id of the Gymnasium environment to name in the dataset; this environment also gives
-            the spaces. None for spaces of plain numbers, with actions from -1 to 1.
-
-    Returns:
-        Lines of text about the spaces and the episodes.
+        env_id: id of the Gymnasium environment that gives the spaces and is named in the dataset.
+            None for spaces of plain numbers, with actions from -1 to 1.
 
     Raises:
         DemonstrationError: The dataset exists, no episode has ended, or the environment has
@@ -241,11 +220,11 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
         raise DemonstrationError(
             f"{source}: exists already; raise the version, or `minari delete {dataset_id}`"
         )
-    env, mask_key = (None, None) if env_id is None else _environment(env_id, demo.spec)
-    observation_space = (
-        _space_of_all(demo.spec.observation_specs) if env is None else env.observation_space
-    )
-    action_space = _action_space(demo.spec.action_spec) if env is None else env.action_space
+    env = mask_key = None
+    observation_space, action_space = _spaces(demo.spec)
+    if env_id is not None:
+        env, mask_key = _environment(env_id, demo.spec)
+        observation_space, action_space = env.observation_space, env.action_space
     buffers = _buffers(demo, observation_space, action_space, mask_key)
     if not buffers:
         raise DemonstrationError(f"{source}: no episode with an action has ended; nothing to write")
@@ -350,30 +329,25 @@ def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
     return env, codec.mask_key
 
 
-def _space_of_all(specs: list[ObservationSpec]) -> Any:
-    """Return the space of a demonstration's observations; images have channels last."""
+def _spaces(spec: BehaviorSpec) -> Iterator[Any]:
+    """Yield the spaces of a behavior's observations and actions; images have channels last."""
     from gymnasium import spaces
 
-    boxes = []
-    for spec in specs:
-        is_image = len(spec.shape) == 3
-        shape = (*spec.shape[1:], spec.shape[0]) if is_image else spec.shape
+    seen: list[Any] = []
+    acted: list[Any] = []
+    for obs in spec.observation_specs:
+        is_image = len(obs.shape) == 3
+        shape = (*obs.shape[1:], obs.shape[0]) if is_image else obs.shape
         low, high = (0.0, 1.0) if is_image else (-np.inf, np.inf)
-        boxes.append(spaces.Box(low, high, shape, np.float32))
-    return boxes[0] if len(boxes) == 1 else spaces.Tuple(boxes)
-
-
-def _action_space(spec: ActionSpec) -> Any:
-    from gymnasium import spaces
-
-    parts: list[Any] = []
-    if spec.continuous_size:
-        parts.append(spaces.Box(-1.0, 1.0, (spec.continuous_size,), np.float32))
-    if spec.discrete_size == 1:
-        parts.append(spaces.Discrete(spec.discrete_branches[0]))
-    elif spec.discrete_size:
-        parts.append(spaces.MultiDiscrete(list(spec.discrete_branches)))
-    return parts[0] if len(parts) == 1 else spaces.Tuple(parts)
+        seen.append(spaces.Box(low, high, shape, np.float32))
+    size, branches = spec.action_spec
+    if size:
+        acted.append(spaces.Box(-1.0, 1.0, (size,), np.float32))
+    if branches:
+        one = len(branches) == 1
+        acted.append(spaces.Discrete(branches[0]) if one else spaces.MultiDiscrete([*branches]))
+    for parts in (seen, acted):
+        yield parts[0] if len(parts) == 1 else spaces.Tuple(parts)
 
 
 def _native_obs(space: Any, values: AnyArray) -> AnyArray:

@@ -8,13 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.core.specs import (
-    ActionSpec,
-    ActionTuple,
-    BehaviorSpec,
-    ObservationSpec,
-    check_spec,
-)
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec, check_spec
 from pipeline.demos.demo_file import writing_demo
 from pipeline.demos.tables import NO_CHOICE, Columns, Numbers, Table
 from pipeline.errors import DemonstrationError
@@ -47,7 +41,7 @@ def import_table(
     columns: Columns | None = None,
     action_scale: Sequence[float] = (1.0,),
 ) -> list[str]:
-    """Check every field of a table, and write it as a demonstration.
+    """Check every field of a table, write it as a demonstration, and return lines about it.
 
     Args:
         table: table with a row for each action.
@@ -57,9 +51,6 @@ def import_table(
         columns: column names by field, for fields that are not in the columns of the usual names.
         action_scale: divisors of the recorded continuous actions: one for all actions, or one for
             each action.
-
-    Returns:
-        Lines of text about the values that were read, checked and written.
 
     Raises:
         DemonstrationError: A value is impossible; the error names file, row, column and remedy.
@@ -77,7 +68,6 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
-    # A return is the sum of the rewards up to the next episode's first row.
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
     # In a demonstration file, the reward of an action is in the pair of the next observation.
@@ -126,8 +116,8 @@ def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, B
 def _refuse_unknown(table: Table, spec: BehaviorSpec, columns: Columns) -> None:
     actions = spec.action_spec
     known = [f"obs{index}" for index in range(len(spec.observation_specs))]
-    known += ["continuous"] if actions.continuous_size else []
-    known += ["discrete"] if actions.discrete_size else []
+    known += ["continuous"] * bool(actions.continuous_size)
+    known += ["discrete"] * bool(actions.discrete_size)
     known += ["reward", "terminated", "truncated", "episode"]
     known += [f"mask{branch}" for branch in range(actions.discrete_size)]
     for name in columns:
@@ -139,15 +129,11 @@ def _refuse_unknown(table: Table, spec: BehaviorSpec, columns: Columns) -> None:
 
 
 def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> None:
-    """Raise an error with `message` for the first number where `wrong` [N, size] is True.
-
-    The number replaces `{}` in the message.
-    """
+    """Raise `message` for the first number where `wrong` [N, size] is True; `{}` is the number."""
     if wrong.any():
         row, number = np.argwhere(wrong)[0].tolist()
-        raise table.fault(
-            row, numbers.columns[number], message.format(f"{numbers.values[row, number]:.6g}")
-        )
+        text = message.format(f"{numbers.values[row, number]:.6g}")
+        raise table.fault(row, numbers.columns[number], text)
 
 
 def _observation(
@@ -205,14 +191,9 @@ def _actions(
     idle = np.asarray(np.concatenate([none for _, none in kinds], axis=1).all(axis=1))
     if idle.all():
         raise DemonstrationError(f"{table.source}: no row has an action to learn from; add actions")
+    lacking = "an action is missing ({}), but the row has other actions; add the action"
     for numbers, none in kinds:
-        lacking = none & ~idle[:, None]
-        _refuse(
-            table,
-            numbers,
-            lacking,
-            "an action is missing ({}), but the row has other actions; add the action",
-        )
+        _refuse(table, numbers, none & ~idle[:, None], lacking)
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
         out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
@@ -243,14 +224,12 @@ def _continuous(
     # Unlike `a > b`, the expression `~(a <= b)` is also True for NaN.
     beyond = ~(np.abs(values) <= 1 + _ROUNDING) & ~idle[:, None]
     largest = np.nanmax(np.abs(numbers.values), axis=0)
-    _refuse(
-        table,
-        numbers,
-        beyond,
+    message = (
         "the action {} exceeds -1..1, the range of every continuous action; divide each action by "
         "its largest absolute value: "
-        f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
+        f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}"
     )
+    _refuse(table, numbers, beyond, message)
     return values[~idle]
 
 
@@ -258,32 +237,24 @@ def _discrete(table: Table, numbers: Numbers, idle: BoolArray, branches: Sequenc
     choices = numbers.values
     within = (choices >= 0) & (choices < np.array(branches)) & (choices == np.rint(choices))
     sizes = ", ".join(f"0 to {size - 1}" for size in branches)
-    _refuse(
-        table,
-        numbers,
-        ~within & ~idle[:, None],
-        f"{{}} is not a choice; choices are {sizes}; correct it, or the specification",
-    )
+    message = f"{{}} is not a choice; choices are {sizes}; correct it, or the specification"
+    _refuse(table, numbers, ~within & ~idle[:, None], message)
     return choices[~idle]
 
 
 def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] | None:
     """Return the mask of each branch, bool [N, size], True = forbidden; None without masks."""
-    numbers = [
-        table.numbers(f"mask{branch}", size, columns)
-        for branch, size in enumerate(spec.discrete_branches)
-    ]
-    if not any(numbers):
+    sizes = {f"mask{branch}": size for branch, size in enumerate(spec.discrete_branches)}
+    numbers = {name: table.numbers(name, size, columns) for name, size in sizes.items()}
+    if not any(numbers.values()):
         return None
-    sizes = zip(numbers, spec.discrete_branches, strict=True)
-    return [
-        np.zeros((len(table), size), dtype=np.bool_) if mask is None else _flags(table, mask)
-        for mask, size in sizes
-    ]
+    return [_flags(table, numbers[name], size) for name, size in sizes.items()]
 
 
-def _flags(table: Table, numbers: Numbers) -> BoolArray:
+def _flags(table: Table, numbers: Numbers | None, size: int = 1) -> BoolArray:
     """Return a field of zeros and ones as bool [N, size]; empty entries are False."""
+    if numbers is None:
+        return np.zeros((len(table), size), dtype=np.bool_)
     values = numbers.values
     wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
     _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 for true and 0 for false")
@@ -304,14 +275,11 @@ def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArra
 def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
     """Find a table's episodes by flags, by the field `episode`, or by rows without an action."""
     n = len(table)
-    numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
-    ends = {
-        name: np.zeros(n, dtype=np.bool_) if flags is None else _flags(table, flags)[:, 0]
-        for name, flags in numbers.items()
-    }
-    flagged = ends["terminated"] | ends["truncated"]
+    fields = [table.numbers(name, 1, columns) for name in ("terminated", "truncated")]
+    terminated, truncated = (_flags(table, flags)[:, 0] for flags in fields)
+    flagged = terminated | truncated
     ids = table.names("episode", columns)
-    if ids is None and not any(numbers.values()) and not idle.any():
+    if ids is None and not any(fields) and not idle.any():
         raise table.missing(
             "column terminated, truncated or episode, which says where episodes end", "terminated"
         )
@@ -319,21 +287,20 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
     ending: BoolArray = idle | (flagged & ~np.append(idle[1:], False))
     if ids is not None:
         ending = _by_number(table, *ids, ending)
-    elif any(numbers.values()):
+    elif any(fields):
         unended = idle & ~flagged & ~np.append(False, flagged[:-1])
         unended[-1] = False
         if unended.any():
-            row = int(unended.argmax())
-            message = (
-                "has no action, but no episode ends here; add the action, or a flag `terminated`"
+            raise DemonstrationError(
+                f"{table.source}: {table.where(int(unended.argmax()))}: has no action, but no "
+                "episode ends here; add the action, or a flag `terminated`"
             )
-            raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
     last = np.flatnonzero(ending)
     # The end of the table closes an open episode.
     last = last if ending[-1] else np.append(last, n - 1)
     first = np.append(0, last[:-1] + 1)
     before = np.maximum(last - idle[last], first)  # the row of the last action may have the flag
-    terminated = ends["terminated"][last] | ends["terminated"][before]
+    terminated = terminated[last] | terminated[before]
     has_flag = flagged[last] | flagged[before]
     counts = {
         "terminated": terminated.sum(),

@@ -89,12 +89,7 @@ class Table:
         )
 
     def numbers(self, name: str, size: int, columns: Columns) -> Numbers | None:
-        """Return a field of `size` numbers; None if the table does not have the field.
-
-        Raises:
-            DemonstrationError: A column is missing or has other values than numbers, or there are
-                more or fewer than `size` numbers.
-        """
+        """Return a field of `size` numbers; None if the table does not have the field."""
         names = self._names(name, size, columns)
         if not names:
             return None
@@ -111,11 +106,7 @@ class Table:
         return Numbers(values, labels, parts[0].shape[1:] if len(names) == 1 else ())
 
     def names(self, name: str, columns: Columns) -> tuple[AnyArray, str] | None:
-        """Return a field of numbers or texts, [N], and its column's name; None without the field.
-
-        Raises:
-            DemonstrationError: An entry is missing, or is neither a number nor a text.
-        """
+        """Return a field of one number or text per row, and its column; None without the field."""
         names = self._names(name, 1, columns)
         if not names:
             return None
@@ -128,11 +119,8 @@ class Table:
         for row, value in enumerate(values.tolist()):
             # Empty entries are NaN, which is the only value that differs from itself.
             if not isinstance(value, str | int | float) or value != value:
-                raise self.fault(
-                    row,
-                    names[0],
-                    f"{value!r} is not usable as a name; give a number or a text in each row",
-                )
+                message = f"{value!r} is not usable as a name; give a number or a text in each row"
+                raise self.fault(row, names[0], message)
         return values, names[0]
 
     def _names(self, name: str, size: int, columns: Columns) -> list[str]:
@@ -155,10 +143,14 @@ class Table:
         if values.dtype.kind in "biuf":
             return values
         entries = [self._number(row, name, value) for row, value in enumerate(values)]
-        shape = next((entry.shape for entry in entries if not _is_none(entry)), ())
-        for row, entry in enumerate(entries):
-            if entry.shape != shape and not _is_none(entry):
-                message = f"has the shape {entry.shape}, rows above have {shape}; make them equal"
+        # An empty entry, which is NaN, has no shape.
+        shapes = {
+            row: entry.shape for row, entry in enumerate(entries) if entry.ndim or entry == entry
+        }
+        shape = next(iter(shapes.values()), ())
+        for row, other in shapes.items():
+            if other != shape:
+                message = f"has the shape {other}, rows above have {shape}; make them equal"
                 raise self.fault(row, name, message)
         return np.stack([np.broadcast_to(entry, shape) for entry in entries])
 
@@ -181,10 +173,6 @@ def _nested(value: Any) -> Any:
     return [_nested(part) for part in value] if is_outer else value
 
 
-def _is_none(value: AnyArray) -> bool:
-    return not value.ndim and bool(np.isnan(value))
-
-
 def read_table(path: Path) -> Table:
     """Return the table in a CSV, JSON lines or Parquet file.
 
@@ -192,7 +180,6 @@ def read_table(path: Path) -> Table:
         DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
-    # The format is checked here, because pandas' error would not name the formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
@@ -213,10 +200,9 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
-    """Write the fields of `table_of` as CSV, JSON lines or Parquet; no file remains after an error.
+    """Write the fields of `table_of`; raise DemonstrationError for an unknown format.
 
-    Raises:
-        DemonstrationError: The suffix is not the suffix of a supported format.
+    After an error, no file is left.
     """
     import pandas as pd
 
@@ -236,9 +222,8 @@ def _spread(fields: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
     """Return one column [N] for each number of each field."""
     columns: dict[str, AnyArray] = {}
     for name, values in fields.items():
-        flat = values.reshape(len(values), -1).T
-        one = {name: values} if values.ndim == 1 else None
-        columns |= one or {f"{name}.{index}": column for index, column in enumerate(flat)}
+        flat = enumerate(values.reshape(len(values), -1).T)
+        columns |= {name if values.ndim == 1 else f"{name}.{index}": part for index, part in flat}
     return columns
 
 
@@ -305,7 +290,6 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     # pandas is not used, because its errors have no line number.
     rows = {}
     for number, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
-        # Editors add an empty line at the end.
         if not text.strip():
             continue
         try:
@@ -337,12 +321,9 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
     """
     done, starts = demo.done, np.append(True, demo.done[:-1])
     # In a demonstration the closing pair tells how the episode ended; in the table the row of the
-    # last action tells this.
-    next_done, next_cut = np.append(done[1:], False), np.append(demo.interrupted[1:], False)
-    # An episode that begins with its closing pair (`starts`) has no action, so its end stays in
-    # that row.
-    ended = np.where(done, starts, next_done)
-    cut = np.where(done, demo.interrupted, next_cut)
+    # last action tells this, or the closing pair if the episode begins with it and has no action.
+    ended = np.where(done, starts, np.append(done[1:], False))
+    cut = np.where(done, demo.interrupted, np.append(demo.interrupted[1:], False))
     fields: dict[str, AnyArray] = {"episode": np.asarray(np.cumsum(done) - done + 1)}
     fields |= {f"obs{index}": values for index, values in enumerate(demo.obs)}
     actions = demo.spec.action_spec
@@ -350,8 +331,6 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
         fields["continuous"] = np.where(done[:, None], np.float32(np.nan), demo.continuous)
     if actions.discrete_size:
         fields["discrete"] = np.where(done[:, None], np.int32(NO_CHOICE), demo.discrete)
-    # In a demonstration, a reward is in the pair after its action; in the table, it is in the
-    # action's row.
     next_reward = np.append(demo.reward[1:], np.float32(0))
     fields["reward"] = np.where(done, np.float32(np.nan), next_reward)
     fields["terminated"] = (ended & ~cut).astype(np.uint8)
@@ -359,20 +338,17 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
     if demo.action_mask is not None and any(mask.any() for mask in demo.action_mask):
         masks = enumerate(demo.action_mask)
         fields |= {f"mask{branch}": mask.astype(np.uint8) for branch, mask in masks}
-    shapes = ", ".join(
-        f"{name} {values.shape[1:] or ''}".strip() for name, values in fields.items()
-    )
+    shapes = [f"{name} {values.shape[1:] or ''}".strip() for name, values in fields.items()]
     endings = f"{int((ended & ~cut).sum())} terminated, {int((ended & cut).sum())} truncated"
-    steps = [
-        f"fields        {shapes}",
-        f"ended by      {endings}{'' if done[-1] else ', the last has not ended'}",
-    ]
     # A table has no field for the following values, so they are reported as lost.
-    early = starts & ~done & (demo.reward != 0)
     lost = {
-        "rewards before the first action of an episode": early,
+        "rewards before the first action of an episode": starts & ~done & (demo.reward != 0),
         "rewards of a group": demo.group_reward != 0,
         "numbers of a group": demo.group_id != 0,
     }
     left_out = [f"{int(rows.sum())} {name}" for name, rows in lost.items() if rows.any()]
-    return fields, steps + ([f"left out      {', '.join(left_out)}"] if left_out else [])
+    return fields, [
+        f"fields        {', '.join(shapes)}",
+        f"ended by      {endings}{'' if done[-1] else ', the last has not ended'}",
+        *([f"left out      {', '.join(left_out)}"] if left_out else []),
+    ]

@@ -45,15 +45,14 @@ def test_written_demonstration_round_trips(tmp_path):
     demo = read_demo(tmp_path / "a.demo")
     assert demo.behavior_name == "Walker"
     assert demo.spec == SPEC
-    for actual, expected in zip(demo.obs, values["obs"], strict=True):
-        np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_array_equal(demo.continuous, values["actions"].continuous)
-    np.testing.assert_array_equal(demo.discrete, values["actions"].discrete)
-    np.testing.assert_array_equal(demo.reward, values["reward"])
-    np.testing.assert_array_equal(demo.done, values["done"])
-    np.testing.assert_array_equal(demo.interrupted, values["interrupted"])
-    assert demo.action_mask is not None
-    np.testing.assert_array_equal(demo.action_mask[0], values["action_mask"][0])
+    actions = values["actions"]
+    expected = {**values, "continuous": actions.continuous, "discrete": actions.discrete}
+    for name in ("continuous", "discrete", "reward", "done", "interrupted"):
+        np.testing.assert_array_equal(getattr(demo, name), expected[name])
+    for left, right in zip(
+        [*demo.obs, *demo.action_mask], [*values["obs"], *values["action_mask"]], strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
     assert (demo.metadata.number_steps, demo.metadata.number_episodes) == (N, 3)
     assert demo.metadata.mean_reward == pytest.approx(values["reward"].sum() / 3)
     assert "steps         6" in describe(demo)
@@ -63,10 +62,8 @@ def test_written_demonstration_round_trips(tmp_path):
 @pytest.mark.parametrize(
     ("done", "told"),
     [
-        (
-            [0, 1, 0, 1, 0, 0],
-            "5 per ended episode",
-        ),  # (2 + 8) / 2: the first reward follows no action
+        # (2 + 8) / 2: the first reward follows no action.
+        ([0, 1, 0, 1, 0, 0], "5 per ended episode"),
         ([0, 0, 0, 0, 0, 1], "77 per ended episode"),
         ([0, 0, 0, 0, 0, 0], "77 in all, no episode ended"),
     ],
@@ -248,10 +245,7 @@ def test_color_and_gray_images_are_read_from_demos_of_the_oldest_mlagents_releas
     ]
     brain = m.BrainParametersProto.FromString(OLD.SerializeToString() + cameras.SerializeToString())
     demo = read_demo(recording(tmp_path / "old.demo", brain, infos))
-    assert [observation_spec.shape for observation_spec in demo.spec.observation_specs] == [
-        (3, 4, 5),
-        (1, 6, 2),
-    ]
+    assert [obs_spec.shape for obs_spec in demo.spec.observation_specs] == [(3, 4, 5), (1, 6, 2)]
     for obs, images in zip(demo.obs, (colour, grey), strict=True):
         np.testing.assert_allclose(obs, images, atol=0.5 / 255 + 1e-6)
     assert demo.reward.tolist() == [0.5] * 3

@@ -1,11 +1,10 @@
 """Demonstrations from and as Minari datasets; the datasets are made here, without a network."""
 
-import warnings
-
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from minari_recordings import collect
 
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.demos.demo_file import read_demo, writing_demo
@@ -21,52 +20,6 @@ from pipeline.demos.minari_datasets import read_dataset, write_dataset  # noqa: 
 @pytest.fixture(autouse=True)
 def datasets(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
-
-
-def stacked(space, values):
-    """Return consecutive values of a space in Minari's form: a tree of arrays."""
-    if isinstance(space, spaces.Dict):
-        return {k: stacked(part, [value[k] for value in values]) for k, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return tuple(stacked(part, [value[index] for value in values]) for index, part in parts)
-    return np.stack([np.asarray(value, dtype=space.dtype) for value in values])
-
-
-def collect(name, env, acted=None, drawn=None):
-    """Create a dataset of three episodes with actions drawn from the space `drawn`."""
-    seen, acted = env.observation_space, acted or env.action_space
-    drawn = drawn or acted
-    drawn.seed(1)
-    buffers = []
-    for seed in range(3):
-        obs, actions, rewards, flags = [env.reset(seed=seed)[0]], [], [], (False, False)
-        while not any(flags):
-            actions.append(drawn.sample())
-            after, reward, *flags, _ = env.step(actions[-1])
-            obs.append(after)
-            rewards.append(float(reward))
-        last = np.arange(len(rewards)) == len(rewards) - 1
-        buffers.append(
-            minari.data_collector.EpisodeBuffer(
-                id=seed,
-                observations=stacked(seen, obs),
-                actions=stacked(acted, actions),
-                rewards=rewards,
-                terminations=last & flags[0],
-                truncations=last & flags[1],
-            )
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return minari.create_dataset_from_buffers(
-            name,
-            buffers,
-            env=env if env.spec is not None else None,
-            observation_space=seen,
-            action_space=acted,
-            jpeg_encoding=False,
-        )
 
 
 def assert_equal_trees(tree, other, rounding=0.0):
@@ -195,7 +148,8 @@ def test_demonstration_round_trips_through_a_dataset_without_an_environment(tmp_
 
 def test_actions_outside_their_bounds_are_clipped_and_counted(tmp_path):
     env = gymnasium.make("Pendulum-v1", max_episode_steps=5)
-    dataset = collect("wide-v0", env, drawn=spaces.Box(-4, 4, (1,), np.float32))
+    wide = np.random.default_rng(1).uniform(-4, 4, (5, 1)).astype(np.float32)
+    dataset = collect("wide-v0", env, draw=lambda number: wide[number])
     actions = np.concatenate([episode.actions for episode in dataset])
     table, behavior, spec = read_dataset("wide-v0")
     steps = import_table(table, behavior, spec, tmp_path / "a.demo")
@@ -229,19 +183,17 @@ def test_invalid_datasets_are_refused(tmp_path):
         with pytest.raises(DemonstrationError, match=r"minari:nothing: is not an id of a dataset"):
             use("nothing")
     with pytest.raises(
-        DemonstrationError, match=r"minari:cart-v0: exists already; raise the version"
+        DemonstrationError, match="minari:cart-v0: exists already; raise the version"
     ):
         write_dataset(demo, "cart-v0")
     with pytest.raises(DemonstrationError, match=r"Pendulum-v1: observes \[\(3,\)\] and takes"):
         write_dataset(demo, "cart-v1", "gymnasium:Pendulum-v1")
+    # The environment below has the same observations.
     collect("hill-v0", gymnasium.make("MountainCar-v0", max_episode_steps=5))
-    import_table(
-        *read_dataset("hill-v0"), tmp_path / "hill.demo"
-    )  # has the same observations as the environment below
+    import_table(*read_dataset("hill-v0"), tmp_path / "hill.demo")
+    hill, env_id = read_demo(tmp_path / "hill.demo"), "gymnasium:MountainCarContinuous-v0"
     with pytest.raises(DemonstrationError, match=r"Continuous-v0: observes \[\(2,\)\] and takes"):
-        write_dataset(
-            read_demo(tmp_path / "hill.demo"), "hill-v1", "gymnasium:MountainCarContinuous-v0"
-        )
+        write_dataset(hill, "hill-v1", env_id)
     with pytest.raises(SettingsError, match=r"Gymnasium has no environment 'CartPol-v1'"):
         write_dataset(demo, "cart-v1", "gymnasium:CartPol-v1")
     assert not (tmp_path / "datasets" / "cart-v1").exists()

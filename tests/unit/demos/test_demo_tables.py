@@ -168,15 +168,17 @@ def write(path, image):
     pq.write_table(pa.table({"obs0": nested, "discrete": [1], "terminated": [True]}), path)
 
 
-def test_image_bytes_are_divided_by_255(tmp_path):
+@pytest.mark.parametrize(("pixels", "divisor"), [([0, 51, 102, 255], 255), ([0, 1, 1, 0], 1)])
+def test_image_bytes_are_divided_by_255_if_a_value_exceeds_1(tmp_path, pixels, divisor):
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
-    image = np.array([0, 51, 102, 255], dtype=np.uint8).reshape(1, 1, 2, 2)
+    image = np.array(pixels, dtype=np.uint8).reshape(1, 1, 2, 2)
     path = tmp_path / "a.parquet"
     write(path, image)
     steps = import_table(read_table(path), "B", spec, tmp_path / "a.demo")
-    assert any(step.endswith("0 to 1, bytes divided by 255") for step in steps)
+    divided = any(step.endswith("0 to 1, bytes divided by 255") for step in steps)
+    assert divided == (divisor == 255)
     seen = read_demo(tmp_path / "a.demo").obs[0][0].ravel()
-    np.testing.assert_array_equal(seen, np.float32([0, 51, 102, 255]) / np.float32(255))
+    np.testing.assert_array_equal(seen, np.float32(pixels) / np.float32(divisor))
     write(path, image.reshape(1, 2, 2, 1))
     with pytest.raises(DemonstrationError, match=r"obs0 has the shape \(2, 2, 1\) in each row"):
         import_table(read_table(path), "B", spec, tmp_path / "b.demo")

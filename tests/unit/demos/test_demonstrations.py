@@ -17,27 +17,20 @@ from pipeline.settings.trainer.schema import DemoSource
 SPEC = BehaviorSpec([ObservationSpec.vector(2), ObservationSpec.vector(1)], ActionSpec(1, (3,)))
 
 
-def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
+def write(path, done, *, interrupted=(), spec=SPEC, first=0.0, behavior="B?team=0", reward=0):
     """Write a file whose pairs observe `first`, `first` + 1, ...; `done` pairs close an episode."""
-    n = len(done)
-    numbers = first + np.arange(n, dtype=np.float32)
-    cut = np.zeros(n, np.bool_)
-    cut[list(interrupted)] = True
-    with writing_demo(path, "B?team=0", spec) as writer:
+    n, (n_continuous, n_discrete) = len(done), (spec.action_spec[0], spec.action_spec.discrete_size)
+    numbers = first + np.arange(n, dtype=np.float32)[:, None]
+    with writing_demo(path, behavior, spec, name="people") as writer:
         writer.append(
-            obs=[
-                np.repeat(numbers[:, None], observation_spec.shape[0], axis=1)
-                for observation_spec in spec.observation_specs
-            ],
+            obs=[np.repeat(numbers, obs_spec.shape[0], axis=1) for obs_spec in spec[0]],
             actions=ActionTuple(
-                np.repeat(numbers[:, None] / 100, spec.action_spec.continuous_size, axis=1),
-                np.repeat(
-                    (numbers[:, None] % 3).astype(np.int32), spec.action_spec.discrete_size, axis=1
-                ),
+                np.repeat(numbers / 100, n_continuous, axis=1),
+                np.repeat((numbers % 3).astype(np.int32), n_discrete, axis=1),
             ),
-            reward=np.zeros(n, np.float32),
+            reward=np.full(n, reward, np.float32),
             done=np.array(done, np.bool_),
-            interrupted=cut,
+            interrupted=np.isin(np.arange(n), interrupted),
         )
     return path
 
@@ -122,9 +115,7 @@ def assert_equal_rows(rows, other):
 def test_merged_demonstration_has_the_rows_of_all_merged_files(tmp_path):
     folder = tmp_path / "all"
     folder.mkdir()
-    write(
-        folder / "a.demo", [False, False, True, False], interrupted=[2]
-    )  # the last episode is open
+    write(folder / "a.demo", [False, False, True, False], interrupted=[2])  # ends with an open one
     write(folder / "b.demo", [True, False, False, True], first=10)
     write(folder / "c.demo", [False], first=20)
     target = tmp_path / "one.demo"
@@ -166,10 +157,7 @@ def test_files_of_other_behaviors_are_not_merged(tmp_path):
     other = write(tmp_path / "b.demo", [False], spec=SPEC._replace(action_spec=ActionSpec(2, ())))
     with pytest.raises(DemonstrationError, match=r"b\.demo: its actions are .*Continuous: 2"):
         merge_demos([source, other], target)
-    with writing_demo(tmp_path / "d.demo", "Other", SPEC) as writer:
-        demo = read_demo(source)
-        actions = ActionTuple(demo.continuous, demo.discrete)
-        writer.append(obs=demo.obs, actions=actions, reward=demo.reward, done=demo.done)
+    write(tmp_path / "d.demo", [False, True], behavior="Other")
     with pytest.raises(DemonstrationError, match=r"behavior 'Other', but .* has 'B'; .*--behavior"):
         merge_demos([source, tmp_path / "d.demo"], target)
     with pytest.raises(DemonstrationError, match=r"a\.demo: is one of the files to merge"):
@@ -181,15 +169,8 @@ def test_files_of_other_behaviors_are_not_merged(tmp_path):
 
 def paid(path, returns):
     """Write an episode of two rows and a closing pair per return, then a row of an open episode."""
-    n = 3 * len(returns)
-    write(path, [*[False, False, True] * len(returns), False])
-    demo = read_demo(path)
-    reward = np.zeros(n + 1, np.float32)
-    reward[2:n:3] = returns
-    with writing_demo(path, "B", SPEC, name="people") as writer:
-        actions = ActionTuple(demo.continuous, demo.discrete)
-        writer.append(obs=demo.obs, actions=actions, reward=reward, done=demo.done)
-    return path
+    done = [*[False, False, True] * len(returns), False]
+    return write(path, done, reward=np.append(np.outer(returns, [0, 0, 1]), 0))
 
 
 @pytest.mark.parametrize(
@@ -212,9 +193,7 @@ def test_trimming_a_demonstration_keeps_the_episodes_that_meet_every_condition(
     steps = trim_demo(path, target, **conditions)
     demo = read_demo(target)
     starts = [3 * (number - 1) for number in kept]
-    assert demo.obs[0][:, 0].tolist() == [
-        row for start in starts for row in (start, start + 1, start + 2)
-    ]
+    assert demo.obs[0][:, 0].tolist() == [start + row for start in starts for row in range(3)]
     assert demo.returns() == [[1, 3, 5, 3][number - 1] for number in kept]
     meta = demo.metadata
     assert (meta.number_steps, meta.number_episodes) == (3 * len(kept), len(kept) + 1)
@@ -260,9 +239,7 @@ def test_demonstration_with_sensors_in_another_order_than_the_behavior_is_refuse
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]
     # The second order is Unity's if `paddle` is misspelled, because Unity sorts sensors by name.
     for moved in (named("paddle", "ball"), named("apddle", "ball")):
-        with pytest.raises(
-            DemonstrationError, match=r"a\.demo: its observations come in the order"
-        ):
+        with pytest.raises(DemonstrationError, match=r"demo: its observations come in the order"):
             load_expert_rows(sources, moved)
 
 

@@ -1,9 +1,8 @@
+import generate_messages
 import pytest
-
-from pipeline.wire.codec import generate
 
 
 def test_generated_files_match_the_proto_file():
     pytest.importorskip("grpc_tools")
-    for name, text in generate.generated_files().items():
-        assert (generate.GENERATED / name).read_text() == text
+    for name, text in generate_messages.generated_files().items():
+        assert (generate_messages.GENERATED / name).read_text() == text

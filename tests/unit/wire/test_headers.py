@@ -38,11 +38,8 @@ def of_content(content: str | None) -> bytes:
             id="the same bytes after the table has changed",
         ),
         pytest.param(
-            [
-                ENTERED,
-                ENTERED,
-                POST + b"\xbf" + CONTENT,
-            ],  # entry 63: the older of two equal entries
+            # Entry 63 is the older of two equal entries.
+            [ENTERED, ENTERED, POST + b"\xbf" + CONTENT],
             [True] * 3,
             id="a block that changes the table every time",
         ),

@@ -27,7 +27,7 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.wire.transport import calls
+from pipeline.wire.transport import calls, http2
 from pipeline.wire.transport import frames as f
 from pipeline.wire.transport import server as server_module
 from pipeline.wire.transport.calls import METHOD
@@ -232,20 +232,14 @@ def test_flood_of_connections_during_a_conversation_is_accepted_in_small_groups_
     assert len(looks) <= 2 * 2 * (elapsed / 0.05 + 2)
 
 
-def stuck(server: Server) -> RawClient:
-    """Return an environment with open windows that does not read a large answer."""
-    client = RawClient(server.port)
-    client.send(settings(window=2**31 - 1), update(0, 2**30), call(1, message()))
-    server.receive(20, no_check)
-    with pytest.raises(UnityCommunicationException, match="does not read"):
-        server.reply(message(20_000_000), 0.1)
-    return client
-
-
 def test_close_is_quick_although_the_peer_reads_nothing():
     with ThreadPoolExecutor(1) as pool:
         server = Server()
-        client = stuck(server)
+        client = RawClient(server.port)
+        client.send(settings(window=2**31 - 1), update(0, 2**30), call(1, message()))
+        server.receive(20, no_check)
+        with pytest.raises(UnityCommunicationException, match="does not read"):
+            server.reply(message(20_000_000), 0.1)
         client.send(call(3, message()))
         server.receive(20, no_check)
         silent = [RawClient(server.port) for _ in range(5)]
@@ -272,7 +266,7 @@ def test_each_call_beyond_the_announced_maximum_is_refused_and_later_calls_are_s
 
 
 def test_call_above_the_size_limit_ends_the_connection_of_the_environment(server, monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_CALL_BYTES", 100_000)
+    monkeypatch.setattr(http2, "MAX_CALL_BYTES", 100_000)
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)

@@ -95,42 +95,32 @@ ROWS = {
         "plain": call(1, message(300)),
         "padded data": OPEN + padded(BODY[:150], 5) + padded(BODY[150:], 0) + padded(b"", 3, END),
         "empty data": OPEN + data() + data(BODY) + data(b"", END),
-        "one byte at a time": OPEN
-        + b"".join(data(bytes([byte])) for byte in BODY)
-        + data(b"", END),
-        "padded headers with priority": opening(
-            1,
-            b"\x04" + struct.pack(">IB", 1 << 31, 200) + BLOCK + bytes(4),
-            f.PADDED | f.WITH_PRIORITY,
-        )
-        + LAST,
+        "one byte at a time":
+            OPEN + b"".join(data(bytes([byte])) for byte in BODY) + data(b"", END),
+        "padded headers with priority":
+            opening(1, b"\x04" + struct.pack(">IB", 1 << 31, 200) + BLOCK + bytes(4),
+                    f.PADDED | f.WITH_PRIORITY) + LAST,
         "continuation": HALF + more_headers(BLOCK[9:20]) + more_headers(BLOCK[20:], ENDS) + LAST,
-        "16384 bytes of headers": frame(f.HEADERS, 0, 1, EMPTY_TABLE * 5000)
-        + more_headers(EMPTY_TABLE * (11384 - len(BLOCK)))
-        + more_headers(BLOCK, ENDS)
-        + LAST,
-        "trailers": OPEN
-        + data(BODY)
-        + frame(f.HEADERS, END, 1, TRAILERS[:5])
-        + more_headers(TRAILERS[5:], ENDS),
-        "padded trailers": OPEN
-        + data(BODY)
-        + opening(1, b"\x02" + TRAILERS + bytes(2), END | f.PADDED),
-        "priority frames": frame(f.PRIORITY, 0, 5, struct.pack(">IB", 0, 9))
-        + call(1, message(300))
-        + frame(f.PRIORITY, 0, 1, struct.pack(">IB", 5, 9)),
-        "unknown frames and flags": frame(UNKNOWN, 0xFF, 0, b"news")
-        + opening(1, BLOCK, 0xD2)
-        + frame(UNKNOWN, 0, 1)
-        + data(BODY, END | 0xF6),
+        "16384 bytes of headers":
+            frame(f.HEADERS, 0, 1, EMPTY_TABLE * 5000)
+            + more_headers(EMPTY_TABLE * (11384 - len(BLOCK))) + more_headers(BLOCK, ENDS) + LAST,
+        "trailers":
+            OPEN + data(BODY) + frame(f.HEADERS, END, 1, TRAILERS[:5])
+            + more_headers(TRAILERS[5:], ENDS),
+        "padded trailers":
+            OPEN + data(BODY) + opening(1, b"\x02" + TRAILERS + bytes(2), END | f.PADDED),
+        "priority frames":
+            frame(f.PRIORITY, 0, 5, struct.pack(">IB", 0, 9)) + call(1, message(300))
+            + frame(f.PRIORITY, 0, 1, struct.pack(">IB", 5, 9)),
+        "unknown frames and flags":
+            frame(UNKNOWN, 0xFF, 0, b"news") + opening(1, BLOCK, 0xD2) + frame(UNKNOWN, 0, 1)
+            + data(BODY, END | 0xF6),
         "reserved bit": opening(1 | 1 << 31) + data(BODY, END, 1 | 1 << 31),
-        "settings of every kind": settings(
-            table=0, push=0, streams=1, window=70000, frame=20000, unknown=9
-        )
-        + settings()
-        + call(1, message(300)),
-        "goaway of a client that makes its last call": call(1, message(300))
-        + frame(f.GOAWAY, 0, 0, bytes(8) + b"bye"),
+        "settings of every kind":
+            settings(table=0, push=0, streams=1, window=70000, frame=20000, unknown=9) + settings()
+            + call(1, message(300)),
+        "goaway of a client that makes its last call":
+            call(1, message(300)) + frame(f.GOAWAY, 0, 0, bytes(8) + b"bye"),
         "another stream cancelled": OPEN + opening(3) + cancel(3) + LAST,
         "settings acknowledged": frame(f.SETTINGS, f.ACK, 0) + call(1, message(300)),
     },
@@ -149,9 +139,8 @@ ROWS = {
     # Frames that break the RFC without harm; docs/reference/protocol.md gives the reasons.
     ("passed over", 0): {
         "PRIORITY that depends on itself": frame(f.PRIORITY, 0, 1, struct.pack(">IB", 1, 9)),
-        "HEADERS that depend on themselves": opening(
-            1, struct.pack(">IB", 1, 9) + BLOCK, END | f.WITH_PRIORITY
-        ),
+        "HEADERS that depend on themselves":
+            opening(1, struct.pack(">IB", 1, 9) + BLOCK, END | f.WITH_PRIORITY),
         "RST_STREAM twice": OPEN + cancel(1) + cancel(1),
         "WINDOW_UPDATE after RST_STREAM": OPEN + cancel(1) + update(1, 10),
         "SETTINGS acknowledged twice": 2 * frame(f.SETTINGS, f.ACK, 0),
@@ -218,10 +207,8 @@ ROWS = {
     },
     ("cut", f.FLOW_CONTROL_ERROR): {
         "window too large": settings(window=2**31),
-        "window too large for an open stream": settings(window=0)
-        + OPEN
-        + update(1, 2**31 - 1)
-        + settings(window=1),
+        "window too large for an open stream":
+            settings(window=0) + OPEN + update(1, 2**31 - 1) + settings(window=1),
         "WINDOW_UPDATE of the connection beyond the limit": update(0, 2**31 - 1),
         "WINDOW_UPDATE of a stream beyond the limit": OPEN + update(1, 2**31 - 1),
         "WINDOW_UPDATE twice beyond the limit": OPEN + 2 * update(1, 2**30),
@@ -239,9 +226,8 @@ ROWS = {
         "headers with wrong Huffman codes": opening(1, b"\x44\x84\xff\xff\xff\xff"),
         "a header table larger than allowed": opening(1, b"\x3f\xe2\x1f" + BLOCK),
         "a number without end in headers": opening(1, b"\xff" + b"\x80" * 12 + b"\1"),
-        "headers that unpack to more than 16 kB": opening(
-            1, block(("x", "y" * 3000)) + b"\xbe" * 9
-        ),
+        "headers that unpack to more than 16 kB":
+            opening(1, block(("x", "y" * 3000)) + b"\xbe" * 9),
     },
     ("cut", f.ENHANCE_YOUR_CALM): {
         "16 kB of headers in one frame": opening(1, bytes(16385)),
@@ -252,11 +238,10 @@ ROWS = {
         "a large call in one frame": OPEN + data(bytes(CALL_BYTES + 1)),
         "a large call in many frames": OPEN + (CALL_BYTES // 16000 + 1) * data(bytes(16000)),
         "a large call of padding": OPEN + (CALL_BYTES // 256 + 1) * padded(b"", 255),
-        "a large call of another method": fields(path="/other")
-        + (CALL_BYTES // 16000 + 1) * data(bytes(16000)),
-        "thousands of calls without end": b"".join(
-            opening(2 * number + 1) for number in range(MAX_CALLS + 1001)
-        ),
+        "a large call of another method":
+            fields(path="/other") + (CALL_BYTES // 16000 + 1) * data(bytes(16000)),
+        "thousands of calls without end":
+            b"".join(opening(2 * number + 1) for number in range(MAX_CALLS + 1001)),
     },
     # Bytes in place of the client's preface and SETTINGS.
     ("cut at once", f.PROTOCOL_ERROR): {
@@ -271,7 +256,7 @@ ROWS = {
         "a request of HTTP/1": b"GET / HTTP/1.1\r\n\r\n",
         "a greeting of TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
     },
-}
+}  # fmt: skip
 TABLE = [
     pytest.param(sent, what, value, id=f"{name}: {what}")
     for (what, value), rows in ROWS.items()

@@ -19,10 +19,8 @@ def written(n: int, seed: int, n_ended: int = 0) -> bytes:
 def remembered(monkeypatch):
     """A list with an entry for each layout that is made."""
     calls = []
-    original = layout_cache._layout_of
-    monkeypatch.setattr(
-        layout_cache, "_layout_of", lambda *args: calls.append(1) or original(*args)
-    )
+    original = layout_cache._Layout
+    monkeypatch.setattr(layout_cache, "_Layout", lambda *args: calls.append(1) or original(*args))
     return calls
 
 

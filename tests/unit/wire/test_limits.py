@@ -1,10 +1,12 @@
 """Sizes in messages and files are checked before arrays of these sizes are allocated."""
 
+import re
 import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from refusals import refusal
 from test_codec import BRAIN
 from test_demo import recording
 
@@ -18,11 +20,7 @@ from pipeline.core.specs import (
 )
 from pipeline.demos.demo_file import read_demo
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import (
-    DemonstrationError,
-    UnitySpecificationException,
-    brief,
-)
+from pipeline.errors import DemonstrationError, UnitySpecificationException, brief
 from pipeline.wire.codec.decoding import behavior_spec_from
 from pipeline.wire.codec.generated import messages as m
 from pipeline.wire.codec.layout_cache import Decoder
@@ -60,62 +58,62 @@ def discrete(*sizes) -> m.BrainParametersProto:
     return announced(num_discrete_actions=len(sizes), discrete_branch_sizes=sizes)
 
 
-@pytest.mark.parametrize(
-    ("brain", "text"),
-    [
-        (announced(), "Walker: it announces no actions; give"),
-        (announced(num_continuous_actions=-1), "announces -1 continuous actions"),
-        (discrete(3, 0), r"branches of the sizes \(3, 0\); a number of actions is at least 0"),
-        (discrete(-3), r"branches of the sizes \(-3,\)"),
-        (discrete(BIG), f"{BIG} choices in all; at most 65536"),
-        (announced(num_continuous_actions=BIG), f"announces {BIG} continuous actions"),
-        (announced(num_continuous_actions=65_537), "announces 65537 continuous actions"),
-        (
-            announced(
-                num_continuous_actions=1, num_discrete_actions=2, discrete_branch_sizes=[65_535, 1]
-            ),
-            "announces 1 continuous actions and 2 discrete branches with 65536 choices",
+IMPOSSIBLE_ACTIONS = [
+    (announced(), "it announces no actions; give"),
+    (announced(num_continuous_actions=-1), "announces -1 continuous actions"),
+    (discrete(3, 0), r"branches of the sizes \(3, 0\); a number of actions is at least 0"),
+    (discrete(-3), r"branches of the sizes \(-3,\)"),
+    (discrete(BIG), f"{BIG} choices in all; at most 65536"),
+    (announced(num_continuous_actions=BIG), f"announces {BIG} continuous actions"),
+    (announced(num_continuous_actions=65_537), "announces 65537 continuous actions"),
+    (
+        announced(
+            num_continuous_actions=1, num_discrete_actions=2, discrete_branch_sizes=[65_535, 1]
         ),
-        (discrete(*[2] * 1025), "1025 discrete branches with 2050 choices"),
-        (discrete(*[1] * 2_000_000), "at most 65536 actions and choices, in 1024 branches"),
-        (m.BrainParametersProto(brain_name="Walker"), "announces no actions"),
-        (
-            m.BrainParametersProto(brain_name="Walker", vector_action_size_deprecated=[4, -2]),
-            r"branches of the sizes \(4, -2\)",
-        ),
-    ],
-)
-def test_error_about_an_impossible_action_specification_names_the_behavior(brain, text):
-    with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
-        behavior_spec_from(brain, agent([1]))
-    assert str(caught.value).startswith("behavior Walker: it announces")
-    assert len(str(caught.value)) < 600
+        "announces 1 continuous actions and 2 discrete branches with 65536 choices",
+    ),
+    (discrete(*[2] * 1025), "1025 discrete branches with 2050 choices"),
+    (discrete(*[1] * 2_000_000), "at most 65536 actions and choices, in 1024 branches"),
+    (m.BrainParametersProto(brain_name="Walker"), "announces no actions"),
+    (
+        m.BrainParametersProto(brain_name="Walker", vector_action_size_deprecated=[4, -2]),
+        r"branches of the sizes \(4, -2\)",
+    ),
+]
+IMPOSSIBLE_OBSERVATIONS = [
+    (agent([-1]), r"observation 0 \(eye\) has the shape \(-1,\); it must have at most 8"),
+    (agent([2], [3, -4, 5]), r"observation 1 \(eye\) has the shape \(3, -4, 5\)"),
+    (agent([0, 3]), r"has the shape \(0, 3\)"),
+    (agent([1, 0]), r"has the shape \(1, 0\)"),
+    (agent([3, 0, 5]), r"has the shape \(3, 0, 5\)"),
+    (agent([1] * 9), "it must have at most 8 dimensions"),
+    (agent([1] * 3_000_000), "it must have at most 8 dimensions"),
+    (agent([BIG]), f"observes {BIG} numbers"),
+    (agent([BIG, BIG, BIG]), f"observes {BIG**3} numbers"),
+    (agent([4, 2048, 2048], [1]), r"observes 16777217 numbers, in the shapes .* 16777216 are"),
+    (agent([4097, 2], properties=[4, 1]), "at most 4096 entries"),
+    (agent(*[[1]] * 1025), "more than 1024 observations"),
+    (agent([-1], name="x" * 10_000), r"observation 0 \(x{200}\.\.\.\) has"),
+]
+
+
+WALKER = "(?=behavior Walker: it announces)"
 
 
 @pytest.mark.parametrize(
-    ("info", "text"),
+    ("brain", "info", "text"),
     [
-        (agent([-1]), r"observation 0 \(eye\) has the shape \(-1,\); it must have at most 8"),
-        (agent([2], [3, -4, 5]), r"observation 1 \(eye\) has the shape \(3, -4, 5\)"),
-        (agent([0, 3]), r"has the shape \(0, 3\)"),
-        (agent([1, 0]), r"has the shape \(1, 0\)"),
-        (agent([3, 0, 5]), r"has the shape \(3, 0, 5\)"),
-        (agent([1] * 9), "it must have at most 8 dimensions"),
-        (agent([1] * 3_000_000), "it must have at most 8 dimensions"),
-        (agent([BIG]), f"observes {BIG} numbers"),
-        (agent([BIG, BIG, BIG]), f"observes {BIG**3} numbers"),
-        (agent([4, 2048, 2048], [1]), r"observes 16777217 numbers, in the shapes .* 16777216 are"),
-        (agent([4097, 2], properties=[4, 1]), "at most 4096 entries"),
-        (agent(*[[1]] * 1025), "more than 1024 observations"),
-        (agent([-1], name="x" * 10_000), r"observation 0 \(x{200}\.\.\.\) has"),
+        *((brain, agent([1]), f"^{WALKER}.*{text}") for brain, text in IMPOSSIBLE_ACTIONS),
+        *((BRAIN, info, text) for info, text in IMPOSSIBLE_OBSERVATIONS),
     ],
 )
-def test_error_about_an_impossible_observation_names_the_behavior_and_the_observation_index(
-    info, text
+def test_error_about_an_impossible_specification_names_the_behavior_and_the_observation_index(
+    brain, info, text
 ):
-    with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
-        behavior_spec_from(BRAIN, info)
-    assert len(str(caught.value)) < 800
+    with little_memory():
+        message = refusal(UnitySpecificationException, behavior_spec_from, brain, info)
+    assert re.search(text, message)
+    assert len(message) < 600
 
 
 @pytest.mark.parametrize(
@@ -204,9 +202,7 @@ def test_demonstration_with_impossible_sizes_or_actions_is_refused(tmp_path, bra
 
 def test_old_recording_with_a_damaged_behavior_announcement_is_refused(tmp_path):
     brain = discrete(3)
-    brain.MergeFromString(
-        b"\x22\x02\xff\xff"
-    )  # the field of camera resolutions, which only old packages send
+    brain.MergeFromString(b"\x22\x02\xff\xff")  # camera resolutions of old packages
     old = m.OldAgentInfoProto(stacked_vector_observation=[1.0], id=1)
     with pytest.raises(DemonstrationError, match="No BrainParameters found"):
         read_demo(recording(tmp_path / "a.demo", brain, [old]))
@@ -214,9 +210,7 @@ def test_old_recording_with_a_damaged_behavior_announcement_is_refused(tmp_path)
 
 def test_memory_that_a_decoded_message_may_use_is_bounded_by_the_bytes_of_the_message():
     specs.refuse_excess((1 << 27) + 256 * 1000, 1000, "a message")
-    text = (
-        r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; send it in"
-    )
+    text = "^a message would take 134 MB of memory, although only 1,000 bytes were sent; send it in"
     with pytest.raises(UnitySpecificationException, match=text):
         specs.refuse_excess((1 << 27) + 256 * 1000 + 1, 1000, "a message")
     observations = [ObservationSpec.visual(3, 4, 5), ObservationSpec.vector(2)]

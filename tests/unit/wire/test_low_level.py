@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 from test_codec import sample
 
-from pipeline.core.specs import (
-    ActionSpec,
-    ActionTuple,
-    BehaviorSpec,
-    ObservationSpec,
-)
-from pipeline.core.steps import (
-    DecisionSteps,
-    TerminalSteps,
-    refuse_other_shapes,
-    same_steps,
-)
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps, refuse_other_shapes, same_steps
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(2, "speeds"), ObservationSpec.visual(3, 4, 5, "camera")],

@@ -69,17 +69,6 @@ def test_error_for_an_agent_with_observations_in_another_order_names_its_id_and_
         decode_steps(infos, spec, "b")
 
 
-def test_agent_with_other_sensor_names_is_accepted_with_one_warning(caplog):
-    infos = [agent_with(8, "eyes", "nose"), agent_with(9, "eyes", "snout")]
-    for _ in range(3):
-        assert len(decode_steps(infos, TWO, "other names")[0]) == 2
-    assert [record.message for record in caplog.records] == [
-        "Behavior other names: an agent calls its observations ['eyes', 'snout'], the first agent "
-        "['eyes', 'nose']. They are taken to mean the same, because their shapes agree; check that "
-        "the names mean the same."
-    ]
-
-
 @pytest.mark.parametrize("names", [["right"], ["left", "right"]])
 def test_png_with_another_name_is_accepted_with_a_warning_if_observation_names_were_announced(
     caplog, names

@@ -33,6 +33,7 @@ def bomb(height: int, width: int, second: tuple[int, int] | None = None) -> byte
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)
 ONE, TWO = map(png, PIXELS)
+BOTH = ONE + TWO
 CHANNELS = np.concatenate(list(PIXELS), axis=2).transpose(2, 0, 1).astype(np.float32) / 255
 """[6, 4, 5] channels of both images."""
 GRAY = CHANNELS[:3].mean(axis=0, keepdims=True)
@@ -42,34 +43,18 @@ WITH_BOMBS = ONE + bomb(4, 5) * 50
 # An observation's bytes, its shape, its channel mapping, and the decoded array.
 DECODED = {
     "one image": (ONE, (3, 4, 5), [], CHANNELS[:3]),
-    "two images, of which the last channel is too many": (
-        ONE + b"between" + TWO,
-        (5, 4, 5),
-        [],
-        CHANNELS[:5],
-    ),
-    "a single channel, the mean of the first image": (ONE + TWO, (1, 4, 5), [], GRAY),
-    "channels that a mapping averages, drops and orders": (
-        ONE + TWO,
-        (2, 4, 5),
-        [1, 1, -1, 0, -1, 1],
-        [CHANNELS[3], CHANNELS[[0, 1, 5]].mean(axis=0)],
-    ),
-    "stacked gray cameras, the oldest first": (
-        STACKED,
-        (3, 4, 5),
-        [0, 0, 0, 1, 1, 1, 2, 2, 2],
-        LAYERS / 255,
-    ),
-    "a stacked sensor without its padding": (
-        ONE + TWO,
-        (4, 4, 5),
-        [0, 1, -1, 2, 3, -1],
-        CHANNELS[[0, 1, 3, 4]],
-    ),
+    "two images, of which the last channel is too many":
+        (ONE + b"between" + TWO, (5, 4, 5), [], CHANNELS[:5]),
+    "a single channel, the mean of the first image": (BOTH, (1, 4, 5), [], GRAY),
+    "channels that a mapping averages, drops and orders":
+        (BOTH, (2, 4, 5), [1, 1, -1, 0, -1, 1], [CHANNELS[3], CHANNELS[[0, 1, 5]].mean(axis=0)]),
+    "stacked gray cameras, the oldest first":
+        (STACKED, (3, 4, 5), [0, 0, 0, 1, 1, 1, 2, 2, 2], LAYERS / 255),
+    "a stacked sensor without its padding":
+        (BOTH, (4, 4, 5), [0, 1, -1, 2, 3, -1], CHANNELS[[0, 1, 3, 4]]),
     "images beyond the channels": (WITH_BOMBS, (3, 4, 5), [], CHANNELS[:3]),
     "images beyond the single channel": (WITH_BOMBS, (1, 4, 5), [], GRAY),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "shape", "mapping", "expected"), DECODED.values(), ids=DECODED)
@@ -79,9 +64,8 @@ def test_decoded_images_have_channel_values_from_0_to_1(data, shape, mapping, ex
 
 BIG = 2**31 - 1
 SHAPE = (3, 4, 5)
-LATE = (
-    bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]
-)  # raises an IndexError in Pillow
+# Pillow raises an IndexError for this image.
+LATE = bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]
 
 
 @pytest.mark.filterwarnings("ignore:Image size")  # Pillow's warning before its error

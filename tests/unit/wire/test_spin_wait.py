@@ -11,29 +11,24 @@ from pipeline.wire.transport.spin_wait import VARIABLE, SpinWait
 
 
 class Other:
-    """A selector that counts its calls, and is ready if `there` is set."""
+    """A selector that is ready at the calls for which `is_ready` is True; each takes 1 ms."""
 
-    def __init__(self) -> None:
-        self.asked = 0
-        self.there = False
+    def __init__(self, is_ready, clock=None) -> None:
+        self.is_ready, self.clock, self.asked = is_ready, clock or Clock(), 0
 
     def select(self, timeout: float) -> bool:
         assert timeout == 0
         self.asked += 1
-        return self.there
-
-
-class LateOther(Other):
-    """A selector that is ready at every third call; each call takes a millisecond of `clock`."""
-
-    def __init__(self, clock) -> None:
-        super().__init__()
-        self.clock, self.answers = clock, True
-
-    def select(self, timeout: float) -> bool:
-        super().select(timeout)
         self.clock.now += 1e-3
-        return self.answers and self.asked % 3 == 0
+        return self.is_ready(self.asked)
+
+
+def never(_: int) -> bool:
+    return False
+
+
+def at_third(number: int) -> bool:
+    return number % 3 == 0
 
 
 class Clock:
@@ -68,28 +63,26 @@ def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
 
 
 def test_after_unsuccessful_polling_at_most_1024_of_the_next_waits_do_not_poll():
-    wait, other = SpinWait(1e-5), Other()
+    wait, other = SpinWait(1e-5), Other(never)
     looked = looks(wait, other, 5000)
     # It polls, skips 1 wait, polls, skips 2 waits, polls, skips 4 waits, and so on.
     assert looked[:6] == [0, 2, 5, 10, 19, 36]
     assert max(b - a for a, b in pairwise(looked)) == 1025
-    other = Other()
-    other.there = True
+    other = Other(lambda _: True)
     SpinWait(1.0).poll(other)
     assert other.asked == 1, "what is there is seen at the first look"
 
 
 def test_after_successful_polling_every_wait_polls_again(clock):
-    wait, other = SpinWait(9.5e-3), LateOther(clock)
-    other.answers = False
+    wait, other = SpinWait(9.5e-3), Other(never, clock)
     for _ in range(6):  # without success at 0, 2 and 5; then 4 waits are skipped
         wait.poll(other)
     assert other.asked == 3 * 10
-    other.answers = True
+    other.is_ready = at_third
     for _ in range(10):
         wait.poll(other)
     assert other.asked == 3 * 10 + 3 * 6
-    other.answers = False
+    other.is_ready = never
     for _ in range(3):  # without success at 0 and 2, as at the beginning
         wait.poll(other)
     assert other.asked == 3 * 10 + 3 * 6 + 2 * 10
@@ -100,36 +93,22 @@ def test_next_wait_does_not_poll_if_other_processes_had_the_processor_for_too_lo
     clock, others, pays
 ):
     clock.others = others
-    wait, other = SpinWait(1.0), LateOther(clock)
+    wait, other = SpinWait(1.0), Other(at_third, clock)
     looked = looks(wait, other, 11)
     assert looked == (list(range(11)) if pays else [0, 2, 5, 10])
     assert other.asked == 3 * len(looked)  # every poll ended with the answer
 
 
-def test_polling_yields_the_processor_at_each_poll_until_the_answer_arrives(monkeypatch):
-    wait, other, given_way = SpinWait(1.0), Other(), []
-
-    def give_way():
-        given_way.append(other.asked)
-        other.there = other.asked == 3
-
-    monkeypatch.setattr(spin_wait, "_yield_processor", give_way)
-    wait.poll(other)
-    assert given_way == [1, 2, 3]
-    assert other.asked == 4
-
-
-def test_polling_sleeps_for_0_seconds_on_a_system_without_sched_yield(monkeypatch):
-    wait, other, slept = SpinWait(1.0), Other(), []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        other.there = True
-
-    monkeypatch.delattr(os, "sched_yield", raising=False)  # Windows
-    monkeypatch.setattr(spin_wait.time, "sleep", sleep)
-    wait.poll(other)
-    assert (slept, other.asked) == ([0], 2)
+@pytest.mark.parametrize("has_yield", [True, False])  # Windows has no `sched_yield`
+def test_polling_yields_the_processor_at_each_poll_until_the_answer_arrives(monkeypatch, has_yield):
+    yielded, other = [], Other(lambda number: number == 4)
+    if has_yield:
+        monkeypatch.setattr(os, "sched_yield", lambda: yielded.append(0), raising=False)
+    else:
+        monkeypatch.delattr(os, "sched_yield", raising=False)
+        monkeypatch.setattr(spin_wait.time, "sleep", yielded.append)
+    SpinWait(1.0).poll(other)
+    assert (yielded, other.asked) == ([0, 0, 0], 4)
 
 
 @pytest.mark.parametrize("given", ["soon", "", "nan", "inf", "1000001"])
@@ -147,7 +126,7 @@ def test_environment_variable_sets_the_polling_time_in_microseconds_and_0_turns_
     monkeypatch, given, limit_s
 ):
     monkeypatch.setenv(VARIABLE, given)
-    wait, other = SpinWait(), Other()
+    wait, other = SpinWait(), Other(never)
     assert wait.limit_s == pytest.approx(limit_s)
     if limit_s == 0.0:
         wait.poll(other)

@@ -46,22 +46,6 @@ class Sampler:
         if len(self.values) < 2 or len(self.values) % 2:
             raise ValueError(f"sampler values must come in pairs, got {self.values}")
 
-    def draw(self, rng: np.random.Generator) -> float:
-        """Draw one value from the distribution with `rng`."""
-        if self.kind == UNIFORM:
-            return float(rng.uniform(self.values[0], self.values[1]))
-        if self.kind == GAUSSIAN:
-            # NumPy refuses negative standard deviations; the sign does not change the distribution.
-            return float(rng.normal(self.values[0], abs(self.values[1])))
-        # Values are uniform over the union of all ranges, so a range is chosen in proportion to its
-        # width.
-        ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
-        widths = np.abs(ranges[:, 1] - ranges[:, 0])
-        total = widths.sum()
-        weights = widths / total if total > 0 else np.full(len(ranges), 1 / len(ranges))
-        low, high = ranges[rng.choice(len(ranges), p=weights)]
-        return float(rng.uniform(low, high))
-
 
 class Source:
     """A random stream of draws from a sampler; equal samplers give equal draws."""
@@ -73,7 +57,19 @@ class Source:
 
     def __call__(self) -> float:
         """Return the next value of the stream."""
-        return self.sampler.draw(self.rng)
+        kind, (low, high, *_) = self.sampler.kind, self.sampler.values
+        if kind == GAUSSIAN:
+            # NumPy refuses negative standard deviations; the sign does not change the distribution.
+            return float(self.rng.normal(low, abs(high)))
+        if kind == MULTI_RANGE:
+            # Values are uniform over the union of all ranges, so a range is chosen in proportion to
+            # its width.
+            ranges = np.asarray(self.sampler.values, dtype=np.float64).reshape(-1, 2)
+            widths = np.abs(ranges[:, 1] - ranges[:, 0])
+            total = widths.sum()
+            weights = widths / total if total > 0 else np.full(len(ranges), 1 / len(ranges))
+            low, high = ranges[self.rng.choice(len(ranges), p=weights)]
+        return float(self.rng.uniform(low, high))
 
 
 class Parameters:
@@ -107,10 +103,7 @@ class Parameters:
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
-        """Return (name, value) of each reading since the last call, in order.
-
-        Readings of parameters without a value or sampler are left out.
-        """
+        """Return (name, value) of each reading since the last call, except of unset parameters."""
         readings = list(self._readings)
         self._readings.clear()
         return readings
@@ -173,10 +166,7 @@ class Controls:
         self._samplers.add(name)
 
     def draw(self) -> None:
-        """Draw a value from each sampler, and set it in a simulator that has no `parameters`.
-
-        Must be called before each step and reset.
-        """
+        """Before a step or reset, set a new draw of each sampler, unless the simulator draws."""
         if self._draws_for_simulator:
             # The names are sorted, because the order of a set of texts differs between processes.
             for name in sorted(self._samplers):
@@ -184,16 +174,12 @@ class Controls:
 
     def take_stats(self) -> list[Stat]:
         """Return the simulator's statistics, and the parameter values that it has read."""
-        stats = [] if self._stats is None else list(self._stats())
+        stats = list(self._stats()) if self._stats else []
         readings = self._parameters.take_readings()
-        stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]
-        return stats
+        return stats + [(READING + name, value, _HISTOGRAM) for name, value in readings]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the names of parameters with a sampler.
-
-        Also return the samplers with their random streams, if this object draws from them.
-        """
+        """Return the names of sampled parameters, and the random streams that are drawn here."""
         drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 

@@ -49,9 +49,8 @@ def unpack(data: bytes) -> list[tuple[uuid.UUID, bytes]]:
                 f"the last one for the channel {frames[-1][0]}: send fewer messages in each step"
             )
         start = position + _HEAD
-        length = -1
-        if start <= len(data):
-            (length,) = struct.unpack_from("<i", data, start - 4)
+        # A head that is cut off gets the length -1, which is refused as well.
+        length = struct.unpack_from("<i", data, start - 4)[0] if start <= len(data) else -1
         if length < 0 or start + length > len(data):
             raise UnityEnvironmentException(
                 f"a side channel message is cut off: the frame at byte {position} does not fit in "
@@ -86,11 +85,7 @@ class OutgoingMessage:
         self.buffer += struct.pack(f"<i{len(values)}f", len(values), *values)
 
     def write_string(self, value: str) -> None:
-        """Append the text's length in bytes (int32), then the text in ASCII.
-
-        Raises:
-            UnicodeEncodeError: The text has characters that are not ASCII.
-        """
+        """Append length in bytes (int32) and text; UnicodeEncodeError if it is not ASCII."""
         data = value.encode("ascii")
         self.write_int32(len(data))
         self.buffer += data
@@ -160,10 +155,7 @@ class IncomingMessage:
         return bytes(self.buffer[self.offset - count : self.offset])
 
     def _counted(self, size: int) -> bytes | None:
-        """Read a count, and return the bytes of that many values; None if they are cut off.
-
-        A value has `size` bytes. If values are cut off, the position is unchanged.
-        """
+        """Read a count, and return as many values of `size` bytes; None, unread, if cut off."""
         start = self.offset
         head = self._take(4)
         data = None if head is None else self._take(size * int(struct.unpack("<i", head)[0]))

@@ -6,6 +6,7 @@ arrays and JSON (`encode`), and read the same format only (`decode`). docs/expla
 describes the channel for authors of other environments.
 """
 
+import io
 import json
 import math
 import struct
@@ -48,11 +49,7 @@ class StateMessageType(IntEnum):
 
 
 def message(kind: StateMessageType, content: bytes = b"") -> bytes:
-    """Return the payload of a message on the state channel.
-
-    Raises:
-        ValueError: The content is larger than a state may be.
-    """
+    """Return the payload of a message; raise ValueError if the content is too large."""
     if len(content) > MAX_STATE_BYTES:
         raise ValueError(
             f"the environment's state has {len(content)} bytes, at most {MAX_STATE_BYTES} can be "
@@ -62,12 +59,7 @@ def message(kind: StateMessageType, content: bytes = b"") -> bytes:
 
 
 def read(payload: bytes) -> tuple[StateMessageType, bytes]:
-    """Return type and content of a message on the state channel.
-
-    Raises:
-        UnitySideChannelException: The message is cut off, too large, or has an unknown version or
-            type.
-    """
+    """Return a message's type and content; raise UnitySideChannelException if it is invalid."""
     if len(payload) < _HEAD.size:
         raise UnitySideChannelException(
             f"a message of {len(payload)} bytes on the state channel is cut off: version and type "
@@ -89,9 +81,7 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """Serialize a state: nested maps and lists of plain values and arrays.
-
-    The result is a JSON text, followed by the bytes of the arrays.
+    """Serialize nested maps and lists of plain values and arrays: a JSON text, then the arrays.
 
     Raises:
         ValueError: A value has another type, or a key is not a text.
@@ -104,20 +94,15 @@ def encode(state: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return the state that `encode` serialized, with lists for tuples and with writable arrays.
-
-    Raises:
-        ValueError: The bytes are not a state.
-    """
+    """Return what `encode` serialized, with lists for tuples; ValueError for other bytes."""
+    rest = io.BytesIO(data)
     try:
-        (length,) = _LENGTH.unpack_from(data)
-        start = _LENGTH.size + length
-        arrays = _Arrays(data, start)
-        state = _restored(json.loads(data[_LENGTH.size : start]), arrays)
+        (length,) = _LENGTH.unpack(rest.read(_LENGTH.size))
+        state = _restored(json.loads(_taken(rest, length)), rest)
     # A RecursionError means that the JSON is nested more deeply than Python can parse.
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"these bytes are not an environment's state ({error})") from error
-    if not isinstance(state, dict) or arrays.position != len(data):
+    if not isinstance(state, dict) or rest.read():
         raise ValueError(
             "these bytes are not an environment's state (the JSON is no map, or "
             "bytes follow the arrays)"
@@ -125,32 +110,23 @@ def decode(data: bytes) -> dict[str, Any]:
     return state
 
 
-class _Arrays:
-    """Reads arrays one after another from the bytes after the JSON text."""
+def _taken(rest: io.BytesIO, size: int) -> bytes:
+    if not 0 <= size <= len(rest.getbuffer()) - rest.tell():
+        raise ValueError("the JSON text or an array is cut off")
+    return rest.read(size)
 
-    def __init__(self, data: bytes, position: int) -> None:
-        if not _LENGTH.size <= position <= len(data):
-            raise ValueError("the JSON text is cut off")
-        self._data, self.position = data, position
 
-    def take(self, dtype: Any, shape: Any) -> AnyArray:
-        kind = np.dtype(str(dtype))
-        sizes = [int(size) for size in shape or ()]
-        if (
-            kind.kind not in _DTYPE_KINDS
-            or len(sizes) > _MAX_DIMENSIONS
-            or min(sizes, default=0) < 0
-        ):
-            raise ValueError(f"an array of type {kind} and shape {sizes} is not allowed")
-        # Python's integers, unlike NumPy's, do not overflow with the sizes of a damaged state.
-        end = self.position + kind.itemsize * math.prod(sizes)
-        if end > len(self._data):
-            raise ValueError("an array is cut off")
-        array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
-        self.position = end
-        # A shape of None belongs to a NumPy scalar. An array is copied, because a view of bytes is
-        # read-only.
-        return array[()] if shape is None else array.copy()
+def _array(rest: io.BytesIO, dtype: Any, shape: Any) -> AnyArray:
+    kind = np.dtype(str(dtype))
+    sizes = [int(size) for size in shape or ()]
+    if kind.kind not in _DTYPE_KINDS or len(sizes) > _MAX_DIMENSIONS or min(sizes, default=0) < 0:
+        raise ValueError(f"an array of type {kind} and shape {sizes} is not allowed")
+    # Python's integers, unlike NumPy's, do not overflow with the sizes of a damaged state.
+    content = _taken(rest, kind.itemsize * math.prod(sizes))
+    array = np.frombuffer(content, dtype=kind).reshape(sizes)
+    # A shape of None belongs to a NumPy scalar. An array is copied, because a view of bytes is
+    # read-only.
+    return array[()] if shape is None else array.copy()
 
 
 def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
@@ -175,11 +151,12 @@ def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
     )
 
 
-def _restored(value: Any, arrays: _Arrays) -> Any:
+def _restored(value: Any, rest: io.BytesIO) -> Any:
+    """Return a value of the JSON text; its arrays follow each other in `rest`."""
     if isinstance(value, list):
-        return [_restored(item, arrays) for item in value]
+        return [_restored(item, rest) for item in value]
     if not isinstance(value, dict):
         return value
     if _ARRAY in value:
-        return arrays.take(*value[_ARRAY])
-    return {key: _restored(item, arrays) for key, item in value["map"].items()}
+        return _array(rest, *value[_ARRAY])
+    return {key: _restored(item, rest) for key, item in value["map"].items()}

@@ -14,10 +14,7 @@ from pipeline.wire.codec.generated.messages import AgentActionProto, UnityRLInpu
 
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
-    """Return a serialized ListAgentActionProto with an entry per agent.
-
-    Each entry also has its actions in the protocol's deprecated field.
-    """
+    """Return a serialized ListAgentActionProto, with the actions in the deprecated field, too."""
     continuous, n_branches = actions.continuous, len(spec.discrete_branches)
     n = len(continuous)
     if n == 0:
@@ -96,9 +93,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return the actions of all agents, in the order of `entries`.
-
-    With `absent_is_zero`, the actions of an entry without actions are zeros.
+    """Return the actions of all `entries`; `absent_is_zero` allows entries without actions.
 
     Raises:
         UnityActionException: An entry has another number of actions than `spec`, or a choice is no

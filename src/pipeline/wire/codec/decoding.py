@@ -14,20 +14,9 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from pipeline.core import specs
 from pipeline.core.arrays import BoolArray, FloatArray, IntArray
-from pipeline.core.specs import (
-    MAX_DIMENSIONS,
-    MAX_PARTS,
-    ActionSpec,
-    BehaviorSpec,
-    DimensionProperty,
-    ObservationSpec,
-    ObservationType,
-    ScaledSpec,
-    check_spec,
-    note_other_names,
-    other_order,
-)
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 from pipeline.errors import UnityEnvironmentException, brief
 from pipeline.errors import UnityObservationException as _ObservationError
@@ -37,7 +26,7 @@ from pipeline.wire.codec.png import decode_png, png_size
 
 # The sensor's name is cached if at most this many bytes follow the numbers of an observation.
 _MAX_TAIL_BYTES = 4096
-_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+_SPATIAL = specs.DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
 # The error is also a RuntimeError, because ML-Agents raises one, which users' scripts may catch.
@@ -81,7 +70,10 @@ def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentInfos:
-    """Data of N agents: each array in `obs` is float32 [N, *shape], all other fields are [N]."""
+    """Data of N agents: each array in `obs` is float32 [N, *shape], all other fields are [N].
+
+    Images are channels first, in 0..1 if they were PNGs. Agents without a group have `group_id` 0.
+    """
 
     obs: list[FloatArray]
     reward: FloatArray
@@ -105,10 +97,7 @@ class AgentInfos:
 def decode_infos(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
-    """Return the data of all agents except masks, in the order of the message.
-
-    Errors are those of `decode_steps`.
-    """
+    """Return the data of all agents except masks; errors are those of `decode_steps`."""
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
@@ -128,10 +117,7 @@ def decode_infos(
 
 
 def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
-    """Raise NonFiniteError for a reward or observation that is not finite.
-
-    Images are not checked, as in ML-Agents.
-    """
+    """Raise NonFiniteError for NaN or infinity, except in images, as in ML-Agents."""
     check_finite(agents.reward, "rewards", name)
     check_finite(agents.group_reward, "group_rewards", name)
     for index, (values, obs) in enumerate(zip(agents.obs, spec.observation_specs, strict=True)):
@@ -164,16 +150,10 @@ def _decode_observations(
     out, as_announced = [], True
     for index, obs_spec in enumerate(spec.observation_specs):
         column = [row[index] for row in rows]
-        decoded = _decode_floats(column, obs_spec)
-        if decoded is None:
-            messages = [records.parse(m.ObservationProto, data) for data in column]
-            values = _decode_slowly(messages, index, infos, obs_spec)
-            as_announced &= all(
-                message.name == obs_spec.name or not obs_spec.name for message in messages
-            )
-        else:
-            values, named = decoded
-            as_announced &= named
+        values, named = _decode_floats(column, obs_spec) or _decode_slowly(
+            column, index, infos, obs_spec
+        )
+        as_announced &= named
         out.append(values)
     if not as_announced:
         _check_order(infos, spec, name)
@@ -186,22 +166,21 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
     for info in infos:
         sent = [records.parse(m.ObservationProto, data).name for data in info.observations]
         # Without this check, a network would learn from swapped sensors if their shapes are equal.
-        if other_order(names, sent):
+        if specs.other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
                 f"{sent}; the behavior has the order {names}, and all its agents must send it."
             )
         if sent != names:
-            note_other_names(name, str(names), str(sent))
+            specs.note_other_names(name, str(names), str(sent))
 
 
 def _decode_floats(
     column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """Return an observation of all agents, float32 [N, *shape], and whether its name fits `spec`.
+    """Return an observation, float32 [N, *shape], and whether its name is that of `spec`, if any.
 
-    Return None unless the messages differ in their numbers only. An empty name in `spec` fits any
-    name.
+    Return None unless the messages differ in their numbers only.
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
@@ -225,10 +204,9 @@ def _decode_floats(
 
 
 def tail_name(tail: bytes) -> str | None:
-    """Return an observation's name, which is in the bytes after the observation's numbers.
+    """Return the name in the bytes after an observation's numbers.
 
-    None if these bytes are damaged, too long to be cached, or also contain a shape or observed
-    values.
+    None if the bytes are damaged, too long to be cached, or also contain a shape or values.
     """
     return _tail_name(tail) if len(tail) <= _MAX_TAIL_BYTES else None
 
@@ -246,15 +224,15 @@ def _tail_name(tail: bytes) -> str | None:
 
 
 def _decode_slowly(
-    column: Sequence[m.ObservationProto],
+    column: Sequence[bytes],
     index: int,
     infos: Sequence[m.ReceivedAgentInfoProto],
     spec: ObservationSpec,
-) -> FloatArray:
-    """Return one observation of all agents, float32 [N, *shape], decoded agent by agent."""
-    # Every row is written below, so the array needs no zeros.
-    out = np.empty((len(column), *spec.shape), dtype=np.float32)
-    for row, message in enumerate(column):
+) -> tuple[FloatArray, bool]:
+    """Return what `_decode_floats` returns, decoded agent by agent."""
+    messages = [records.parse(m.ObservationProto, data) for data in column]
+    out = np.empty((len(messages), *spec.shape), dtype=np.float32)
+    for row, message in enumerate(messages):
         try:
             out[row] = decode_observation(message, spec)
         except _ObservationError as error:
@@ -262,18 +240,13 @@ def _decode_slowly(
                 f"Observation at index={index} for agent with id={infos[row].id} didn't match the "
                 f"ObservationSpec: {error}"
             ) from error
-    return out
+    return out, not spec.name or all(message.name == spec.name for message in messages)
 
 
 def decode_observation(message: m.ObservationProto, spec: ObservationSpec) -> FloatArray:
-    """Return one agent's observation, float32 of `spec.shape`.
-
-    Raises:
-        UnityObservationException: The shape or the number of values does not fit `spec`, or a PNG
-            is damaged.
-    """
+    """Return one agent's observation, float32 of `spec.shape`; errors as of `decode_steps`."""
     # A shape with too many dimensions keeps one dimension above the limit, and so does not match.
-    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
+    shape = tuple(message.shape[: specs.MAX_DIMENSIONS + 1])
     last = len(shape) == 3 and channels_last(message)
     if last:
         shape = (shape[2], shape[0], shape[1])
@@ -339,26 +312,23 @@ def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -
     Raises:
         UnityException: Sizes contradict each other, are impossible or too large.
     """
-    observations = first.observations[: MAX_PARTS + 1]
-    spec = BehaviorSpec(
-        [observation_spec_from(message) for message in observations], _action_spec(brain)
-    )
-    check_spec(brain.brain_name, spec)
-    return ScaledSpec.of(spec, brain.action_spec.action_descriptions)
+    observations = [observation_spec_from(x) for x in first.observations[: specs.MAX_PARTS + 1]]
+    spec = BehaviorSpec(observations, _action_spec(brain))
+    specs.check_spec(brain.brain_name, spec)
+    return specs.ScaledSpec.of(spec, brain.action_spec.action_descriptions)
 
 
 def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
     """Return the specification of one observation; an image's shape is channels first."""
-    shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
-    declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
+    shape = tuple(message.shape[: specs.MAX_DIMENSIONS + 1])
+    declared = tuple(specs.DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
     # Messages of API versions before 1.5 have no properties.
-    properties = declared or (DimensionProperty.UNSPECIFIED,) * len(shape)
+    properties = declared or (specs.DimensionProperty.UNSPECIFIED,) * len(shape)
     if len(shape) == 3 and channels_last(message):
         shape = (shape[2], shape[0], shape[1])
-        properties = (DimensionProperty.NONE, _SPATIAL, _SPATIAL)
-    goal = message.observation_type == m.GOAL_SIGNAL
-    kind = ObservationType.GOAL_SIGNAL if goal else ObservationType.DEFAULT
-    return ObservationSpec(shape, properties, kind, message.name)
+        properties = (specs.DimensionProperty.NONE, _SPATIAL, _SPATIAL)
+    is_goal = message.observation_type == m.GOAL_SIGNAL  # other numbers count as the default
+    return ObservationSpec(shape, properties, ObservationType(is_goal), message.name)
 
 
 def _action_spec(brain: m.BrainParametersProto) -> ActionSpec:

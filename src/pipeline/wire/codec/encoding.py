@@ -53,24 +53,16 @@ def _info_layout(specs: tuple[ObservationSpec, ...], mask_size: int) -> tuple[An
     group_reward, in the order of their field numbers.
     """
     observations = [records.observation_template(spec) for spec in specs]
-    return records.entry(
-        [
-            # A tag is the field's number and its wire type: 0x3d is 7 << 3 | 5
-            # (https://protobuf.dev/programming-guides/encoding/#structure).
-            (b"\x3d", bytes(4)),
-            (b"\x40", bytes(1)),
-            (b"\x48", bytes(1)),
-            (b"\x50", _NO_ID),
-            records.part(11, bytes(mask_size)),
-            *(
-                (records.head(13, len(template)) + template[:start], template[start:])
-                for template, start in observations
-            ),
-            # Ids are varints of a fixed width, so that all entries have the same length.
-            (b"\x70", _NO_ID),
-            (b"\x7d", bytes(4)),
-        ]
-    )
+    # A tag is the field's number and its wire type: 0x3d is 7 << 3 | 5
+    # (https://protobuf.dev/programming-guides/encoding/#structure). Ids are varints of a fixed
+    # width, so that all entries have the same length.
+    first = [(b"\x3d", bytes(4)), (b"\x40", bytes(1)), (b"\x48", bytes(1)), (b"\x50", _NO_ID)]
+    parts = [
+        (records.head(13, len(template)) + template[:start], template[start:])
+        for template, start in observations
+    ]
+    last = [(b"\x70", _NO_ID), (b"\x7d", bytes(4))]
+    return records.entry([*first, records.part(11, bytes(mask_size)), *parts, *last])
 
 
 def infos_bytes(
@@ -117,10 +109,7 @@ def infos_bytes(
 
 @lru_cache(maxsize=256)
 def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
-    """Return the ids in `data` as varints, uint8 [N, ID_WIDTH].
-
-    The result is cached, because the same agents occur in each step.
-    """
+    """Return ids as varints, uint8 [N, ID_WIDTH]; cached, because agents occur in each step."""
     return records.wide_varints(np.frombuffer(data, dtype), records.ID_WIDTH)
 
 
@@ -141,11 +130,10 @@ def brain_parameters(
     # Demonstrations have the old fields. They get no descriptions of their actions, so that equal
     # steps give the bytes that earlier versions of this package wrote.
     out.action_spec.action_descriptions.extend(() if old_fields else scales_of(spec))
-    # The old fields can describe one kind of actions only.
-    if old_fields and not action.is_discrete():
-        out.vector_action_size_deprecated.append(action.continuous_size)
-        out.vector_action_space_type_deprecated = m.continuous
-    elif old_fields:
-        out.vector_action_size_deprecated.extend(action.discrete_branches)
-        out.vector_action_space_type_deprecated = m.discrete
+    if old_fields:
+        # The old fields can describe one kind of actions only.
+        kind = m.discrete if action.is_discrete() else m.continuous
+        sizes = action.discrete_branches if action.is_discrete() else [action.continuous_size]
+        out.vector_action_size_deprecated.extend(sizes)
+        out.vector_action_space_type_deprecated = kind
     return out

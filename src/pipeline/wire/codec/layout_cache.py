@@ -26,16 +26,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.core.specs import FREE_BYTES, MAX_AGENTS, BehaviorSpec, refuse_excess, row_bytes
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import UnitySpecificationException, brief
-from pipeline.wire.codec import records
-from pipeline.wire.codec.decoding import (
-    AgentInfos,
-    channels_last,
-    check_numbers,
-    decode_steps,
-    split_ended,
-    split_masks,
-    tail_name,
-)
+from pipeline.wire.codec import decoding, records
 from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
@@ -70,8 +61,7 @@ def read_fields(
 ) -> Fields | None:
     """Return the agents of a serialized ListAgentInfoProto, or None if `decoding` has to read it.
 
-    Before arrays are allocated, `check_memory` is called with the numbers of agents and of bytes,
-    and raises an error if there are too many.
+    `check_memory` gets the numbers of agents and of bytes before arrays are allocated.
     """
     try:
         starts, ends = _bounds(data)
@@ -92,7 +82,7 @@ def read_fields(
     # Unread bytes are unknown fields, or fields in another order: `decoding` reads them.
     if (cursor.at != ends).any():
         return None
-    infos = AgentInfos(
+    return Fields(
         obs=obs,
         reward=cursor.floats(reward),
         done=done,
@@ -100,14 +90,11 @@ def read_fields(
         agent_id=agent_id,
         group_id=group_id,
         group_reward=cursor.floats(group_reward),
-    )
-    return Fields(
-        infos=infos,
-        masks=split_masks(mask, spec.action_spec) if mask.shape[1] else None,
+        masks=decoding.split_masks(mask, spec.action_spec) if mask.shape[1] else None,
         pattern=pattern,
         data=cursor.data,
-        reward=reward,
-        group_reward=group_reward,
+        reward_at=reward,
+        group_reward_at=group_reward,
         obs_at=obs_at,
     )
 
@@ -146,33 +133,29 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fields:
+class Fields(decoding.AgentInfos):
     """Data of N agents, and the offsets of rewards and observations in the message."""
 
-    infos: AgentInfos
     masks: list[BoolArray] | None
     """A mask [N, size] for each branch, False for agents without a mask; None without branches."""
     pattern: Pattern
     data: AnyArray
     """uint8 array with the bytes of the message, and padding after them."""
-    reward: tuple[AnyArray, AnyArray]
+    reward_at: tuple[AnyArray, AnyArray]
     """Indices [K] of the agents that sent a reward, and offsets [K, 4] of its bytes."""
-    group_reward: tuple[AnyArray, AnyArray]
-    """Indices [K] of the agents that sent a group reward, and offsets [K, 4] of its bytes."""
+    group_reward_at: tuple[AnyArray, AnyArray]
+    """The same for group rewards."""
     obs_at: AnyArray
     """Offset [N] in `data` at which each agent's observations begin."""
 
     def steps(self, spec: BehaviorSpec, name: str) -> Steps:
-        """Return the agents as decision and terminal steps; see `decode_steps` for errors."""
-        check_numbers(self.infos, spec, name)
-        return split_ended(self.infos, spec, self.masks)
+        """Return the agents as decision and terminal steps; errors as of `decode_steps`."""
+        decoding.check_numbers(self, spec, name)
+        return decoding.split_ended(self, spec, self.masks)
 
 
 class _Cursor:
-    """A reading position in the entry of each agent.
-
-    Reading a field moves the position in each entry that has the field.
-    """
+    """A reading position in the entry of each agent, which moves if the entry has the field."""
 
     def __init__(self, data: bytes, starts: list[int]) -> None:
         self.data = np.frombuffer(data + _PADDING, dtype=np.uint8)
@@ -186,10 +169,7 @@ class _Cursor:
         return rows, index
 
     def floats(self, numbers: tuple[AnyArray, AnyArray]) -> FloatArray:
-        """Return a float field of all agents: float32 [N], 0 for agents without the field.
-
-        `numbers` is the result of the method `numbers`.
-        """
+        """Return the values of the result of `numbers`: float32 [N], 0 for the other agents."""
         rows, index = numbers
         out = np.zeros(len(self.at), dtype=np.float32)
         out[rows] = self.data[index].view("<f4")[:, 0]
@@ -260,11 +240,7 @@ class Pattern:
 
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
-        """Return the pattern of a serialized AgentInfoProto.
-
-        Raises:
-            LayoutMismatchError: The observations do not have the usual form of `spec`.
-        """
+        """Return an AgentInfoProto's pattern; LayoutMismatchError if `spec` has another form."""
         bodies = m.ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
@@ -272,10 +248,10 @@ class Pattern:
         for body, obs in zip(bodies, spec.observation_specs, strict=True):
             header = records.observation_header(tuple(obs.shape))
             tail = body[len(header) + 4 * math.prod(obs.shape) :]
-            if not body.startswith(header) or tail_name(tail) != obs.name:
+            if not body.startswith(header) or decoding.tail_name(tail) != obs.name:
                 raise LayoutMismatchError
             # Images with channels last are left to `decoding`, which changes the order of the axes.
-            if len(obs.shape) == 3 and channels_last(m.ObservationProto.FromString(body)):
+            if len(obs.shape) == 3 and decoding.channels_last(m.ObservationProto.FromString(body)):
                 raise LayoutMismatchError
             data += records.delimited(13, body)
             shapes.append(tuple(obs.shape))
@@ -283,11 +259,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return each observation of all agents, float32 [N, *shape].
-
-        Raises:
-            LayoutMismatchError: An agent's bytes differ from the pattern in more than numbers.
-        """
+        """Return each observation, float32 [N, *shape]; LayoutMismatchError for other bytes."""
         n, width = len(cursor.at), len(self.data)
         # The bytes of all agents form one table, in which each column is compared at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
@@ -315,18 +287,14 @@ _MAX_SKIPS = 1024
 
 
 class Decoder:
-    """Decodes the messages about one behavior, one after another.
-
-    Attributes:
-        n_cached: number of messages that had the layout of an earlier message.
-    """
+    """Decodes the messages about one behavior, one after another."""
 
     def __init__(self, spec: BehaviorSpec, name: str) -> None:
         self._spec, self._name = spec, name
         self._row_bytes = row_bytes(spec)
         self._layouts: dict[int, _Layout] = {}  # the key is the length of the message
         self._n_to_skip, self._next_skips = 0, 1
-        self.n_cached = 0
+        self.n_cached = 0  # number of messages that had the layout of an earlier message
 
     def decode(self, data: bytes) -> Steps:
         """Return the steps in a serialized ListAgentInfoProto.
@@ -350,13 +318,20 @@ class Decoder:
         if fields is None:
             infos = records.parse(m.ReceivedAgentInfosProto, data).value
             self._check_memory(len(infos), len(data))
-            steps = decode_steps(infos, self._spec, self._name)
+            steps = decoding.decode_steps(infos, self._spec, self._name)
         else:
             steps = fields.steps(self._spec, self._name)
         # If an episode has ended, the message also has the ended agents, so its layout seldom
         # occurs again.
         if len(data) <= _MAX_CACHED_BYTES and not len(steps[1]) and self._is_layout_due():
-            self._keep_layout(fields or self._read_fields(data), len(data))
+            fields = fields or self._read_fields(data)
+            # A layout in which an agent has reached its step limit seldom occurs again.
+            if fields is not None and not fields.max_step_reached.any():
+                # The newest layout is the last in the dict.
+                self._layouts.pop(len(data), None)
+                self._layouts[len(data)] = _Layout(fields, len(data))
+                if len(self._layouts) > _MAX_LAYOUTS:
+                    del self._layouts[next(iter(self._layouts))]  # the oldest layout
         return steps
 
     def _read_fields(self, data: bytes) -> Fields | None:
@@ -373,82 +348,69 @@ class Decoder:
             refuse_excess(n_bytes, n_sent, f"a message about the behavior {brief(self._name)}")
 
     def _is_layout_due(self) -> bool:
-        """Return whether to store the layout of the present message.
-
-        After each stored layout, twice as many messages are skipped as before, until a message has
-        a stored layout.
-        """
+        """Return whether to store the message's layout; every time, twice as many are skipped."""
         if self._n_to_skip > 0:
             self._n_to_skip -= 1
             return False
         self._n_to_skip, self._next_skips = self._next_skips, min(2 * self._next_skips, _MAX_SKIPS)
         return True
 
-    def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
-        # A layout in which an agent has reached its step limit seldom occurs again.
-        if fields is not None and not fields.infos.max_step_reached.any():
-            # The new layout must be last in the dict, so a layout of the same length is removed
-            # first.
-            self._layouts.pop(n_bytes, None)
-            self._layouts[n_bytes] = _layout_of(fields, n_bytes)
-            if len(self._layouts) > _MAX_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]  # the oldest layout
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """The layout of a message with N agents: the offsets of its numbers, and all other bytes."""
+    """The layout of a message of N agents, `n_bytes` long, in which no episode has ended."""
 
-    order: AnyArray
-    """Offsets (intp) of the message's bytes: first of its M numbers, then of all other bytes."""
-    n_numbers: int
-    """M, the number of float32 numbers: rewards, group rewards, then each observation of all
-    agents.
-    """
-    fixed: bytes
-    """The bytes of the message that are not numbers, in the order of `order`."""
-    reward: AnyArray
-    """[K] rows of the agents that sent a reward; the reward of all other agents is 0."""
-    group_reward: AnyArray
-    """[L] rows of the agents that sent a group reward."""
-    shapes: list[tuple[int, ...]]
-    """Shape [N, *shape] of each observation."""
-    agent_id: IntArray
-    group_id: IntArray
-    masks: list[BoolArray] | None
+    def __init__(self, fields: Fields, n_bytes: int) -> None:
+        # Rows of the agents that sent a reward and a group reward; those of other agents are 0.
+        self._reward, reward_at = fields.reward_at
+        self._group_reward, group_reward_at = fields.group_reward_at
+        shapes, begins = fields.pattern.shapes, fields.pattern.begins
+        obs_at = [
+            fields.obs_at[:, None] + (begin + np.arange(4 * math.prod(shape)))
+            for begin, shape in zip(begins, shapes, strict=True)
+        ]
+        numbers_at = np.concatenate([at.ravel() for at in (reward_at, group_reward_at, *obs_at)])
+        is_fixed = np.ones(n_bytes, dtype=np.bool_)
+        is_fixed[numbers_at] = False
+        fixed_at = np.flatnonzero(is_fixed)
+        # Offsets (intp) of the message's bytes: first of its float32 numbers, then of all others.
+        self._order = np.concatenate((numbers_at, fixed_at))
+        self._end = len(numbers_at)
+        self._fixed = fields.data[fixed_at].tobytes()
+        # Callers may write to the returned arrays, so the layout has copies.
+        self._agent_id, self._group_id = fields.agent_id.copy(), fields.group_id.copy()
+        self._masks = fields.masks and [mask.copy() for mask in fields.masks]
+        self._shapes = [(len(self._agent_id), *shape) for shape in shapes]
 
     def read(self, data: bytes) -> DecisionSteps | None:
         """Return the agents of a message; None if its layout differs or a number is not finite."""
-        table = np.frombuffer(data, dtype=np.uint8).take(self.order)
-        end = 4 * self.n_numbers
-        if table[end:].tobytes() != self.fixed:
+        table = np.frombuffer(data, dtype=np.uint8).take(self._order)
+        if table[self._end :].tobytes() != self._fixed:
             return None
         # `take` has made a copy, so callers may write to it, and the message can be freed.
-        numbers = table[:end].view("<f4")
+        numbers = table[: self._end].view("<f4")
         # Rewards and observations must be finite; flags and ids cannot be infinite.
         # The sum of squares is the fastest test for NaN and infinity. It also overflows for numbers
         # above 1e19: then None is returned, and the complete decoder checks each number.
         if not math.isfinite(np.vdot(numbers, numbers)):
             return None
-        obs, start = [], len(self.reward) + len(self.group_reward)
-        for shape in self.shapes:
+        k = len(self._reward)
+        obs, start = [], k + len(self._group_reward)
+        group_reward = numbers[k:start]
+        for shape in self._shapes:
             stop = start + math.prod(shape)
             obs.append(numbers[start:stop].reshape(shape))
             start = stop
-        k = len(self.reward)
         return DecisionSteps(
             obs,
-            self._spread(numbers[:k], self.reward),
-            # Ids and masks are copied, because callers may write to them, and the layout is used
-            # again.
-            self.agent_id.copy(),
-            None if self.masks is None else [mask.copy() for mask in self.masks],
-            self.group_id.copy(),
-            self._spread(numbers[k : k + len(self.group_reward)], self.group_reward),
+            self._spread(numbers[:k], self._reward),
+            self._agent_id.copy(),
+            self._masks and [mask.copy() for mask in self._masks],
+            self._group_id.copy(),
+            self._spread(group_reward, self._group_reward),
         )
 
     def _spread(self, values: FloatArray, rows: AnyArray) -> FloatArray:
-        n = len(self.agent_id)
+        n = len(self._agent_id)
         # Protobuf leaves out fields that are 0, so some agents may have no value.
         if len(values) == n:
             return values
@@ -456,29 +418,3 @@ class _Layout:
         if len(values):
             out[rows] = values
         return out
-
-
-def _layout_of(fields: Fields, n_bytes: int) -> _Layout:
-    """Return the layout of a message of `n_bytes`, in which no episode has ended."""
-    infos, pattern = fields.infos, fields.pattern
-    obs_at = [
-        fields.obs_at[:, None] + (begin + np.arange(4 * math.prod(shape)))
-        for begin, shape in zip(pattern.begins, pattern.shapes, strict=True)
-    ]
-    numbers_at = np.concatenate(
-        [at.ravel() for at in (fields.reward[1], fields.group_reward[1], *obs_at)]
-    )
-    is_fixed = np.ones(n_bytes, dtype=np.bool_)
-    is_fixed[numbers_at] = False
-    fixed_at = np.flatnonzero(is_fixed)
-    return _Layout(
-        order=np.concatenate((numbers_at, fixed_at)),
-        n_numbers=len(numbers_at) // 4,
-        fixed=fields.data[fixed_at].tobytes(),
-        reward=fields.reward[0],
-        group_reward=fields.group_reward[0],
-        shapes=[(len(infos.reward), *shape) for shape in pattern.shapes],
-        agent_id=infos.agent_id.copy(),
-        group_id=infos.group_id.copy(),
-        masks=None if fields.masks is None else [mask.copy() for mask in fields.masks],
-    )

@@ -76,23 +76,17 @@ def png_size(data: bytes) -> tuple[int, int] | None:
 
 
 def encode_png(values: FloatArray) -> bytes:
-    """Return an observation as concatenated PNGs, in the form of Unity's sensors.
+    """Return `values`, [C, H, W] in 0..1, as concatenated PNGs, in the form of Unity's sensors.
 
-    Args:
-        values: [C, H, W] in 0..1, which are rounded to multiples of 1/255.
-
-    Returns:
-        One gray image for a single channel, else images of three channels each, the last image
-        filled up with zeros. Receivers need no channel mapping for them.
+    One gray image for a single channel, else images of three channels each, the last image filled
+    up with zeros. Receivers need no channel mapping. Values are rounded to multiples of 1/255.
     """
     channels, height, width = values.shape
-    pixels = np.rint(np.clip(values, 0.0, 1.0) * 255).astype(np.uint8)
-    if channels > 1:
-        missing = -channels % 3
-        pixels = np.concatenate((pixels, np.zeros((missing, height, width), np.uint8)))
     per_image = 1 if channels == 1 else 3
+    pixels = np.rint(np.clip(values, 0.0, 1.0) * 255).astype(np.uint8)
+    pixels = np.pad(pixels, ((0, -channels % per_image), (0, 0), (0, 0)))
     images = pixels.reshape(-1, per_image, height, width).transpose(0, 2, 3, 1)
-    return b"".join(_png(image) for image in images)
+    return b"".join(map(_png, images))
 
 
 def _png(image: AnyArray) -> bytes:
@@ -112,25 +106,17 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _parts(data: bytes) -> list[bytes]:
-    """Return the bytes of each image; bytes between images are skipped."""
-    parts = []
-    start = data.find(SIGNATURE)
-    while start >= 0:
-        stop = _end(data, start)
+    """Return the bytes of each image, found by walking its chunks; other bytes are skipped."""
+    parts, stop = [], 0
+    while (start := data.find(SIGNATURE, stop)) >= 0:
+        stop, kind = start + len(SIGNATURE), b""
+        while kind != b"IEND" and stop + 12 <= len(data):
+            kind = data[stop + 4 : stop + 8]
+            stop += 12 + int.from_bytes(data[stop : stop + 4], "big")
+        # An image without a last chunk takes the rest of the data.
+        stop = stop if kind == b"IEND" else len(data)
         parts.append(data[start:stop])
-        start = data.find(SIGNATURE, stop)
     return parts
-
-
-def _end(data: bytes, start: int) -> int:
-    """Return the offset at which the image from `start` ends, found by walking its chunks."""
-    position = start + len(SIGNATURE)
-    while position + 12 <= len(data):
-        kind = data[position + 4 : position + 8]
-        position += 12 + int.from_bytes(data[position : position + 4], "big")
-        if kind == b"IEND":
-            return position
-    return len(data)
 
 
 def _image(data: bytes, height: int, width: int) -> AnyArray:

@@ -30,11 +30,7 @@ ID_WIDTH = 10
 
 
 def parse(kind: type[M], data: Received, sender: str = "environment") -> M:
-    """Return the message of type `kind` in `data`; the error names the `sender`.
-
-    Raises:
-        UnityCommunicationException: The bytes are not a message of that type.
-    """
+    """Return the message in `data`; else raise UnityCommunicationException with the `sender`."""
     try:
         return kind.FromString(data)  # type: ignore[arg-type]  # protobuf's stubs allow bytes only
     except DecodeError as error:
@@ -64,11 +60,7 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
-    """Return an entry of a list, uint8 [width], and the offset of each part's content.
-
-    Args:
-        parts: head and content of each part. Entries of a list differ in the contents only.
-    """
+    """Return an entry of heads and contents, uint8 [width], and the offset of each content."""
     out, starts = bytearray(), []
     for before, content in parts:
         out += before
@@ -76,7 +68,7 @@ def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
         out += content
     # The list is field 1 in ListAgentInfoProto and in ListAgentActionProto.
     before = head(1, len(out))
-    return (np.frombuffer(before + out, dtype=np.uint8), [len(before) + start for start in starts])
+    return np.frombuffer(before + out, dtype=np.uint8), [len(before) + start for start in starts]
 
 
 def part(field: int, content: bytes) -> tuple[bytes, bytes]:
@@ -85,16 +77,9 @@ def part(field: int, content: bytes) -> tuple[bytes, bytes]:
 
 
 def wide_varints(values: AnyArray, width: int) -> AnyArray:
-    """Return varints of exactly `width` bytes, padded with continuation bytes.
+    """Return varints padded to `width` bytes, uint8 [..., width], which every parser accepts.
 
-    A padded varint is longer than necessary, but every parser accepts it.
-
-    Args:
-        values: int [...] whole numbers that fit in 7 * `width` bits; width 10 for negative numbers.
-        width: bytes of each varint.
-
-    Returns:
-        uint8 [..., width].
+    `values`, int [...], must fit in 7 * `width` bits; negative numbers need the width ID_WIDTH.
     """
     # Protobuf writes a negative number as 64 bits of two's complement.
     bits = np.asarray(values, dtype=np.int64).view(np.uint64)[..., None]
@@ -127,10 +112,9 @@ def float_bytes(values: AnyArray) -> AnyArray:
 
 
 def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArray:
-    """Return an array float32 [N, *shape], read from bytes of `table`, uint8 [N, width].
+    """Return float32 [N, *shape]: little-endian floats in `table`, uint8 [N, width], from `start`.
 
-    Each row of `table` has the little-endian floats of this shape from column `start` on. The
-    result is writable, even if `table` is read-only.
+    The result is writable, even if `table` is read-only.
     """
     stop = start + 4 * math.prod(shape)
     block = np.ascontiguousarray(table[:, start:stop])

@@ -22,6 +22,7 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be a greeting: status 200 and the description of the environment"
 FOREIGN = "the trainer waits for the call of another process"
+NO_CALL = "the environment is still at work: wait for its message before sending another reply"
 # Both ends announce every capability, because an end does not use features that the other end has
 # not announced.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
@@ -51,10 +52,7 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
 
 
 def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
-    """Return whether a call may begin the conversation or, if it has begun, continue it.
-
-    A conversation is continued when the environment connects again.
-    """
+    """Return whether a call may begin the conversation or continue it on a new connection."""
     try:
         message = parse_call(request)
     except (UnityCommunicationException, UnityCommunicatorStoppedException):
@@ -63,10 +61,7 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether a call is a greeting, which begins the conversation.
-
-    `request` is a call that `can_start_or_resume` accepts.
-    """
+    """Return whether a call that `can_start_or_resume` accepts is a greeting, the first call."""
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
@@ -75,21 +70,11 @@ def time_out(seconds: float) -> UnityTimeOutException:
     return UnityTimeOutException(_TIME_OUT.format(seconds=seconds))
 
 
-def no_pending_call_error() -> UnityCommunicationException:
-    """Return the exception for a reply while no call of the environment waits for a reply."""
-    return UnityCommunicationException(
-        "the environment is still at work: wait for its message before sending another reply"
-    )
-
-
 class CallServer(ABC):
-    """The server side of the connection: the trainer answers the environment's calls.
-
-    Attributes:
-        port: the TCP port that the server listens on.
-    """
+    """The server side of the connection: the trainer answers the environment's calls."""
 
     port: int
+    """The TCP port that the server listens on."""
     _lost_at: float | None = None
     """Time at which the environment's connection broke, by `time.monotonic`; None if it is open."""
 

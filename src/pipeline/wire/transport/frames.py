@@ -138,10 +138,7 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header field without indexing (RFC 7541, section 6.2.2).
-
-    `value` has at most 126 bytes.
-    """
+    """Return a header field of at most 126 bytes, not indexed (RFC 7541, section 6.2.2)."""
     return name + bytes([len(value)]) + value
 
 
@@ -155,15 +152,9 @@ SUCCESS = literal(_STATUS, b"0")
 
 def request_block(method: str, authority: str) -> bytes:
     """Return the header block of a call of `method`."""
-    return (
-        # Names and values from HPACK's static table: `:method: POST`, `:scheme: http`, `:path`,
-        # `:authority`.
-        b"\x83\x86"
-        + literal(b"\x04", method.encode())
-        + literal(b"\x01", authority.encode())
-        + _CONTENT_TYPE
-        + literal(b"\x00\x02te", b"trailers")
-    )
+    # `:method: POST`, `:scheme: http`, `:path` and `:authority` are in HPACK's static table.
+    target = literal(b"\x04", method.encode()) + literal(b"\x01", authority.encode())
+    return b"\x83\x86" + target + _CONTENT_TYPE + literal(b"\x00\x02te", b"trailers")
 
 
 def refusal_block(status: int, why: str) -> bytes:
@@ -187,11 +178,7 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether a header block begins a call of the method at `path`.
-
-        Raises:
-            FrameError: The block is malformed.
-        """
+        """Return whether a block begins a call of the method at `path`; FrameError if malformed."""
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import psutil
 
+from pipeline.errors import UnityCommunicationException
 from pipeline.wire.channels.state import MAX_STATE_BYTES
 from pipeline.wire.transport import calls
 from pipeline.wire.transport.peers import PeerCheck
@@ -99,7 +100,7 @@ class GrpcServer(calls.CallServer):
     def reply(self, message: bytes) -> None:
         """Answer the pending call; the runtime does not tell whether the answer was received."""
         if self._pending is None:
-            raise calls.no_pending_call_error()
+            raise UnityCommunicationException(calls.NO_CALL)
         # The condition is False if the client has cancelled the call in the meantime.
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)
@@ -115,11 +116,7 @@ class GrpcServer(calls.CallServer):
         return True
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next environment that greets.
-
-        An environment whose greeting came before this call was refused, and has to be started
-        again.
-        """
+        """Tell the environment to stop, and accept the next one that greets after this call."""
         self._take_last_call(wait_s)
         self._stop_calls()
         with self._lock:
@@ -155,9 +152,10 @@ class GrpcServer(calls.CallServer):
         bound: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         if bound == 0:  # older runtimes return 0 instead of raising an error
             raise OSError(f"port {port} cannot be bound")
-        if _is_free("::1", bound):
-            with contextlib.suppress(RuntimeError):
-                self._server.add_insecure_port(f"[::1]:{bound}")
+        # The runtime would log an error if the address could not be bound.
+        with contextlib.suppress(RuntimeError, OSError):
+            socket.create_server(("::1", bound), family=socket.AF_INET6).close()
+            self._server.add_insecure_port(f"[::1]:{bound}")
         return bound
 
     def _answer(self, request: bytes, context: Any) -> bytes:
@@ -178,10 +176,7 @@ class GrpcServer(calls.CallServer):
             return b""  # the client has gone, so nobody reads the answer
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Return why a call is refused; None accepts it.
-
-        The first accepted client becomes the owner of the conversation.
-        """
+        """Return why a call is refused; None accepts it, and its client becomes the owner."""
         with self._lock:
             if peer == self._owner:
                 return None
@@ -234,12 +229,3 @@ class GrpcServer(calls.CallServer):
             raise queue.Empty
         self._pending, self._lost_at = reply, None
         return request
-
-
-def _is_free(host: str, port: int) -> bool:
-    """Return whether the address can be bound; the runtime would log an error if it cannot."""
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False

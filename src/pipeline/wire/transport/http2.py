@@ -50,20 +50,15 @@ _PREFIX = struct.Struct(">BI")
 # The window is renewed long before its 2 GB are used up, so that no peer waits for the renewal.
 _RENEW_BYTES = 1 << 24
 _WINDOW_UPDATE = frame(
-    frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", frames.LARGEST_WINDOW - frames.DEFAULT_WINDOW)
+    frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", LARGEST_WINDOW - frames.DEFAULT_WINDOW)
 )
 
 
 def first_frames(setting: int, value: int) -> bytes:
     """Return the frames that open a connection: SETTINGS with `setting`, then WINDOW_UPDATE."""
-    pairs = {
-        setting: value,
-        frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
-        frames.MAX_FRAME: frames.LARGEST_FRAME,
-        frames.MAX_HEADERS: frames.MAX_BLOCK_BYTES,
-    }
-    payload = b"".join(struct.pack(">HI", *pair) for pair in pairs.items())
-    return frame(frames.SETTINGS, 0, 0, payload) + _WINDOW_UPDATE
+    pairs = [setting, value, frames.INITIAL_WINDOW, LARGEST_WINDOW]
+    pairs += [frames.MAX_FRAME, frames.LARGEST_FRAME, frames.MAX_HEADERS, frames.MAX_BLOCK_BYTES]
+    return frame(frames.SETTINGS, 0, 0, struct.pack(">HIHIHIHI", *pairs)) + _WINDOW_UPDATE
 
 
 def goaway(last_stream: int, code: int, why: str = "") -> bytes:
@@ -104,10 +99,7 @@ class Stream:
         return self.body[self.n_filled : self.n_filled + n_bytes]
 
     def append(self, payload: Received) -> None:
-        """Append received bytes to the body.
-
-        If `payload` is a memoryview, `place` has returned it, and its bytes are in `body` already.
-        """
+        """Append received bytes; those of a memoryview, which `place` returned, are in `body`."""
         if self.body is None:
             self.parts.append(payload)
             return
@@ -168,8 +160,7 @@ class Connection(ABC):
         May raise TimeoutError.
         """
         try:
-            # Small reads are done here and not in a function, because calling a function would
-            # take time, and nearly all reads are small.
+            # Nearly all reads are small, and a function for them would take time.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk
@@ -218,12 +209,10 @@ class Connection(ABC):
                 if self._expected is not None:
                     self._check_expected(kind, flags, stream)
                 if stop > end:
-                    # The length is checked now, before the rest of the frame is collected in
-                    # memory.
+                    # The length is checked before the rest of the frame is collected in memory.
                     if length > self._call_limit:
-                        raise FrameError(
-                            frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes, too large"
-                        )
+                        reason = f"a frame of {length} bytes, too large"
+                        raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
                     is_large = kind == DATA and stop - end > _LARGE_BYTES
                     if is_large and self._start_large(flags, stream, length, view[position + 9 :]):
                         position = end
@@ -237,10 +226,7 @@ class Connection(ABC):
         del self._buffer[:position]
 
     def _start_large(self, flags: int, stream: int, length: int, begin: memoryview) -> bool:
-        """Prepare to receive the rest of a large DATA frame directly into the memory of its stream.
-
-        False if the frame's bytes do not belong to one message of a known call.
-        """
+        """Return whether the rest of a large DATA frame is received into its stream's memory."""
         call = self._streams.get(stream)
         if call is None or not call.is_known or call.has_ended or flags & frames.PADDED:
             return False
@@ -364,7 +350,7 @@ class Connection(ABC):
             if key == frames.INITIAL_WINDOW:
                 # The setting also changes the windows of open streams (RFC 9113, section 6.9.2).
                 largest = max((call.credit for call in self._streams.values()), default=0)
-                if value + largest > frames.LARGEST_WINDOW:
+                if value + largest > LARGEST_WINDOW:
                     reason = f"an initial window of {value} bytes, too large for an open stream"
                     raise FrameError(frames.FLOW_CONTROL_ERROR, reason)
                 self._stream_window = value
@@ -419,11 +405,7 @@ class Connection(ABC):
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
     ) -> None:
-        """Send `head`, a message and `tail`, and wait when the peer's windows are full.
-
-        Raises:
-            UnityCommunicationException: The peer does not read in time.
-        """
+        """Send `head`, message and `tail`; UnityCommunicationException if they are not read."""
         prefix, body = _PREFIX.pack(0, len(message)), memoryview(message)
         n_body = 5 + len(message)
         out = bytearray(head)
@@ -468,7 +450,7 @@ class Connection(ABC):
             self.socket.setblocking(False)
             if self.is_open:
                 # With the largest stream number, no call in progress is cancelled (section 6.8).
-                self._send(goaway(frames.LARGEST_WINDOW, frames.NO_ERROR))
+                self._send(goaway(LARGEST_WINDOW, frames.NO_ERROR))
                 self.socket.shutdown(socket.SHUT_WR)
                 # A socket that is closed with unread bytes sends a reset, and the peer may lose the
                 # last bytes that we sent (RFC 1122, section 4.2.2.13). So this end reads until the

@@ -68,14 +68,13 @@ class PeerCheck:
         if inode == 0:
             return _DISCONNECTED
         if not self.mark:
-            is_ours = uid in (0, os.geteuid())
-            return None if is_ours else f"the client is {_process_name(None, uid)}. {_OTHER_USER}"
+            return None if uid in (0, os.geteuid()) else self._refused(_process_name(None, uid))
         # The client is nearly always the process that was started, or a descendant. Looking through
         # all processes takes longer.
         if any(_holds(member, inode, uid) for member in self._descendants()):
             return None
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
-        return None if self._is_marked(pid) else self._foreign_process(_process_name(pid, uid))
+        return None if self._is_marked(pid) else self._refused(_process_name(pid, uid))
 
     def _refusal_by_process(self, client: Address, server: Address) -> str | None:
         """Return what `refusal` returns, on systems that do not report the user of a socket."""
@@ -90,26 +89,18 @@ class PeerCheck:
             )
             return None
         try:
-            if not self.mark:
-                user = psutil.Process(pid).username()
-                is_ours = user == psutil.Process().username()
-                return (
-                    None if is_ours else f"the client is {_process_name(pid, user)}. {_OTHER_USER}"
-                )
-            is_ours = self._is_marked(pid) or pid in self._descendants()
-            return (
-                None
-                if is_ours
-                else self._foreign_process(_process_name(pid, psutil.Process(pid).username()))
-            )
+            if self.mark:
+                is_ours = self._is_marked(pid) or pid in self._descendants()
+            else:
+                is_ours = psutil.Process(pid).username() == psutil.Process().username()
+            if is_ours:
+                return None
+            return self._refused(_process_name(pid, psutil.Process(pid).username()))
         except psutil.Error:
             return f"the client is process {pid}, of which the system tells nothing"
 
     def _descendants(self) -> Iterator[int]:
-        """Yield the id of the process that was started, then the ids of its descendants.
-
-        The first process is nearly always the client.
-        """
+        """Yield the id of the process that was started, then the ids of its descendants."""
         if self.pid is None:
             return
         yield self.pid
@@ -123,7 +114,9 @@ class PeerCheck:
         except (psutil.Error, OSError):
             return False
 
-    def _foreign_process(self, who: str) -> str:
+    def _refused(self, who: str) -> str:
+        if not self.mark:
+            return f"the client is {who}. {_OTHER_USER}"
         return (
             f"the client is {who}, which is not the environment that was started (process "
             f"{self.pid}) and was not started by it. {_REMEDY}"
@@ -165,17 +158,13 @@ def _holds(pid: int, inode: int, uid: int | None = None) -> bool:
     process, link = Path(f"/proc/{pid}"), f"socket:[{inode}]"
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
         try:
-            return any(_target(file) == link for file in (process / "fd").iterdir())
+            for file in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+                    if str(file.readlink()) == link:
+                        return True
         except PermissionError:
             return uid is not None and process.stat().st_uid == uid
     return False
-
-
-def _target(file: Path) -> str:
-    try:
-        return str(file.readlink())
-    except FileNotFoundError:  # the process has closed the file in the meantime
-        return ""
 
 
 def _process_name(pid: int | None, user: int | str) -> str:
@@ -183,10 +172,8 @@ def _process_name(pid: int | None, user: int | str) -> str:
     if isinstance(user, int):
         import pwd
 
-        try:
+        with contextlib.suppress(KeyError):
             user = pwd.getpwuid(user).pw_name
-        except KeyError:
-            user = str(user)
     if pid is None:
         return f"a process of user {user}"
     try:

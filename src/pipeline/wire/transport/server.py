@@ -20,23 +20,10 @@ from collections.abc import Iterator
 
 from pipeline.errors import SettingsError, UnityCommunicationException
 from pipeline.wire.codec.records import Received
-from pipeline.wire.transport import calls, frames
-from pipeline.wire.transport.frames import (
-    END_HEADERS,
-    END_STREAM,
-    FAILED_PRECONDITION,
-    HEADERS,
-    FrameError,
-    frame,
-)
+from pipeline.wire.transport import calls, frames, http2
+from pipeline.wire.transport.frames import END_HEADERS, END_STREAM, HEADERS, FrameError, frame
 from pipeline.wire.transport.grpc_server import GrpcServer
-from pipeline.wire.transport.http2 import (
-    MAX_CALL_BYTES,
-    MAX_READ_BYTES,
-    Connection,
-    Stream,
-    first_frames,
-)
+from pipeline.wire.transport.http2 import Connection, Stream
 from pipeline.wire.transport.peers import PeerCheck
 from pipeline.wire.transport.spin_wait import SpinWait
 
@@ -63,25 +50,21 @@ number is the default of the general gRPC runtime."""
 # these limits, a peer could make the memory of this process grow.
 _MAX_UNREAD = 1 << 16
 _MAX_REFUSED = 1000
-_OPENING = first_frames(frames.MAX_STREAMS, MAX_CALLS)
+_OPENING = http2.first_frames(frames.MAX_STREAMS, MAX_CALLS)
 _NOT_ONE_MESSAGE = (
     "not one uncompressed message; for other messages, set PIPELINE_TRANSPORT=grpc for the trainer"
 )
 
 
 class IncomingConnection(Connection):
-    """A connection on which a client calls the only method that the server has.
-
-    Attributes:
-        since: time at which the connection was accepted, by `time.monotonic`.
-    """
+    """A connection on which a client calls the only method that the server has."""
 
     _call_limit = UNTRUSTED_CALL_BYTES
     _read_bytes = _UNTRUSTED_READ_BYTES
 
     def __init__(self, sock: socket.socket, path: str) -> None:
         super().__init__(sock)
-        self.since = time.monotonic()
+        self.since = time.monotonic()  # time at which the connection was accepted
         self.is_greeted = False
         self._path = path.encode()
         self._reader = frames.HeaderReader()
@@ -93,14 +76,10 @@ class IncomingConnection(Connection):
 
     def trust(self) -> None:
         """Accept calls of any size from now on: the peer is the environment."""
-        self._call_limit, self._read_bytes = MAX_CALL_BYTES, MAX_READ_BYTES
+        self._call_limit, self._read_bytes = http2.MAX_CALL_BYTES, http2.MAX_READ_BYTES
 
     def respond(self, stream: int, message: bytes, limit_s: float) -> None:
-        """Answer the call on `stream`; does nothing if the peer has cancelled the call.
-
-        Raises:
-            UnityCommunicationException: The peer did not read the whole answer within `limit_s`.
-        """
+        """Answer the call on `stream`, unless the peer has cancelled it; errors as of `reply`."""
         deadline = time.monotonic() + limit_s
         head = frame(HEADERS, END_HEADERS, stream, frames.RESPONSE)
         # gRPC sends its status in trailers, so these, and not the message, end the stream.
@@ -112,7 +91,7 @@ class IncomingConnection(Connection):
                 raise UnityCommunicationException("the environment does not read our answer")
 
     def refuse(self, stream: int, status: int, why: str) -> None:
-        """Answer the call on `stream` with gRPC's status code `status` and the reason `why`."""
+        """Answer the call on `stream` with a status code of gRPC and the reason."""
         if self._streams.pop(stream, None) is not None:
             block = frames.refusal_block(status, why)
             self._notify(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
@@ -220,18 +199,14 @@ def accepted_from(listener: socket.socket, limit: int) -> Iterator[socket.socket
 
 def listen(port: int) -> list[socket.socket]:
     """Listen on both loopback addresses; with port 0 the system chooses the port."""
-    listeners = [_listener("127.0.0.1", port)]
+    listeners = [socket.create_server(("127.0.0.1", port), backlog=BACKLOG)]
+    address = ("::1", listeners[0].getsockname()[1])
     # Without IPv6, clients of "localhost" fall back to 127.0.0.1.
     with contextlib.suppress(OSError):
-        listeners.append(_listener("::1", listeners[0].getsockname()[1]))
+        listeners += [socket.create_server(address, family=socket.AF_INET6, backlog=BACKLOG)]
+    for listener in listeners:
+        listener.setblocking(False)  # `accept` would block if the client has gone in the meantime
     return listeners
-
-
-def _listener(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
-    listener.setblocking(False)  # `accept` would block if the client has gone in the meantime
-    return listener
 
 
 class Server(calls.CallServer):
@@ -247,12 +222,9 @@ class Server(calls.CallServer):
     """
 
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
-        """Start listening.
+        """Start listening; with port 0 the system chooses the port.
 
-        Args:
-            port: TCP port; with 0 the system chooses it.
-            peers: decides which process of this machine may be the environment; None allows all
-                processes of this user and of root.
+        `peers` of None allows all processes of this user and of root.
 
         Raises:
             OSError: The port is taken.
@@ -307,7 +279,7 @@ class Server(calls.CallServer):
         """
         with self._lock:
             if self._pending is None:
-                raise calls.no_pending_call_error()
+                raise UnityCommunicationException(calls.NO_CALL)
             # The call is removed before the answer is sent, because an answer that fails half way
             # must not be sent a second time.
             connection, stream = self._pending
@@ -324,10 +296,9 @@ class Server(calls.CallServer):
             return self._owner is not None
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next environment that greets.
+        """Tell the environment to stop as `close` does, and accept the next one that greets.
 
-        The arguments are those of `close`. An environment that was started again is accepted, even
-        if its greeting came before this call.
+        An environment that was started again is accepted, even if it greeted before this call.
         """
         with self._lock:
             if self._owner is not None:
@@ -351,8 +322,7 @@ class Server(calls.CallServer):
 
     def _shut_down_peer(self, wait_s: float) -> None:
         """Answer the environment's call with the end of the conversation, and disconnect."""
-        deadline = time.monotonic() + wait_s
-        left = wait_s
+        deadline, left = time.monotonic() + wait_s, wait_s
         # The end can only be sent as the answer to a call, which may come late: the environment may
         # still compute a step.
         while self._pending is None and self._next_call() is None:
@@ -362,8 +332,9 @@ class Server(calls.CallServer):
         if self._pending is not None:
             with contextlib.suppress(UnityCommunicationException):  # the environment may be gone
                 self.reply(calls.STOPPED, max(left, 0.0))
-        if self._owner is not None:
-            self._forget_owner().close(wait_s)
+        if (owner := self._owner) is not None:
+            self._forget_owner(owner)
+            owner.close(wait_s)
 
     def _next_call(self) -> Received | None:
         owner = self._owner or self._find_owner()
@@ -374,7 +345,8 @@ class Server(calls.CallServer):
             self._pending = (owner, stream)
             return request
         if not owner.is_open:
-            self._forget_owner().socket.close()
+            self._forget_owner(owner)
+            owner.socket.close()
             self._lost_at = time.monotonic()
         return None
 
@@ -394,42 +366,39 @@ class Server(calls.CallServer):
                         return connection
                     # The connection is closed at once, so that its next calls do not cost another
                     # search for the client's process.
-                    connection.refuse(stream, FAILED_PRECONDITION, calls.FOREIGN)
+                    connection.refuse(stream, frames.FAILED_PRECONDITION, calls.FOREIGN)
                     connection.messages.clear()
                     connection.is_open = False
                     self._warn("A call on port %d is refused: %s.", self.port, foreign)
                     break
                 connection.messages.popleft()
-                connection.refuse(stream, FAILED_PRECONDITION, calls.NO_GREETING)
+                connection.refuse(stream, frames.FAILED_PRECONDITION, calls.NO_GREETING)
                 self._warn("A call is refused: %s", calls.NO_GREETING)
         return None
 
     def _make_owner(self, connection: IncomingConnection) -> None:
-        for other in [candidate for candidate in self._candidates if candidate is not connection]:
-            self._drop(other)
         self._candidates.remove(connection)
+        for other in list(self._candidates):
+            self._drop(other)
         self._listen(False)
         connection.trust()
         self._owner, self._has_begun, self._lost_at = connection, True, None
 
-    def _forget_owner(self) -> IncomingConnection:
-        """Return the owner's connection; from now on the conversation has no owner."""
-        owner, self._owner = self._owner, None
-        if owner is None:
-            raise ValueError("the conversation has no owner")
+    def _forget_owner(self, owner: IncomingConnection) -> None:
+        self._owner = None
         self._selector.unregister(owner.socket)
         self._listen(True)
-        return owner
 
     def _listen(self, enabled: bool) -> None:
         """Begin or stop accepting connections, which wait in the backlog while none is accepted."""
-        if enabled != self._is_listening:
-            self._is_listening = enabled
-            for listener in self._listeners:
-                if enabled:
-                    self._selector.register(listener, selectors.EVENT_READ, None)
-                else:
-                    self._selector.unregister(listener)
+        if enabled == self._is_listening:
+            return
+        self._is_listening = enabled
+        for listener in self._listeners:
+            if enabled:
+                self._selector.register(listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(listener)
 
     def _read_while_idle(self) -> None:
         """Read connections while no thread waits for a call; runs in the keeper thread."""
@@ -517,8 +486,7 @@ def open_server(
 ) -> AnyServer:
     """Listen for one environment; other arguments and errors are those of `Server`.
 
-    A `transport` of None means the value of the environment variable PIPELINE_TRANSPORT, or
-    "sockets" if it is not set.
+    A `transport` of None means PIPELINE_TRANSPORT, or "sockets" if the variable is not set.
 
     Raises:
         SettingsError: The transport is unknown.

@@ -29,16 +29,12 @@ _MAX_SKIPS = 1024
 
 
 class SpinWait:
-    """Polls for a short time before a wait blocks, and less often while polling does not pay.
-
-    Args:
-        limit_s: seconds to poll; None for the value of PIPELINE_SPIN_US or its default.
-    """
+    """Polls for a short time before a wait blocks, and less often while polling does not pay."""
 
     def __init__(self, limit_s: float | None = None) -> None:
+        """Poll for `limit_s`; None for the value of PIPELINE_SPIN_US or its default."""
         self.limit_s = _limit() if limit_s is None else limit_s
-        self._n_to_skip = 0
-        self._next_skips = 1
+        self._n_to_skip, self._next_skips = 0, 1
 
     def poll(self, selector: BaseSelector) -> None:
         """Poll `selector` until it is ready or the limit has passed."""

@@ -1,1 +1,1 @@
-"""Message classes made from `messages.proto`; see `pipeline.wire.codec.generate`."""
+"""Message classes made from `messages.proto`; see tools/generate_messages.py."""
