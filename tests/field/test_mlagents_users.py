@@ -453,6 +453,10 @@ def test_dotted_keys_of_overrides_are_split_except_in_names_of_behaviors_and_par
     assert behavior.hyperparameters.batch_size == 8
     assert behavior.reward_signals["extrinsic"].gamma == 0.5
     assert list(settings.environment_parameters) == ["wind.x"]
+    both = {"network_settings.hidden_units": 3, "network_settings": {"hidden_units": 4}}
+    twice = {"behaviors.B": both}
+    message = refusal(SettingsError, load_run_settings, None, overrides=twice)
+    assert "network_settings.hidden_units: is written twice" in message
 
 
 def test_error_about_settings_given_in_python_begins_with_the_argument_name_settings():

@@ -128,7 +128,16 @@ def test_plan_does_not_depend_on_training_length_or_episodes(folder: Path) -> No
     assert repr(plan(load_params(file))) == before
 
 
+def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> None:
+    (folder / "config/t.yaml").write_text("behaviors: {Ball: {max_step: 5}}")
+    with pytest.raises(SettingsError, match=r"t\.yaml:1: behaviors\.Ball: unknown key 'max_step'"):
+        write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
+    assert not (folder / "runs.yaml").exists()
+
+
 AUTO = "trainer_type: sac, hyperparameters: {steps_per_update: auto}"
+
+
 BALL = f"{{behaviors: {{Ball: {{{AUTO}}}}}}}"
 
 
@@ -146,11 +155,24 @@ def test_steps_per_update_auto_is_refused_in_an_experiment(trainer, override, wh
     with pytest.raises(SettingsError) as caught:
         write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
     first = str(caught.value).splitlines()[0]
-    assert not (folder / "runs.yaml").exists()
     for words in (where, ".hyperparameters.steps_per_update: needs a number in an experiment"):
         assert words in first
     for words in ("got 'auto'", "`pipeline timers RUN` proposes one"):
         assert words in first
+
+
+@pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])
+def test_experiment_that_trains_on_recorded_demonstrations_must_name_them_in_params_yaml(
+    key: str, folder: Path
+) -> None:
+    reads = f"{key}demo_path: data/demos/expert.demo}}" + "}" * (key.count("{") - 1)
+    (folder / "config/t.yaml").write_text(f"behaviors: {{Ball: {{{reads}}}}}")
+    params = load_params(folder / "params.yaml")
+    expected = r"experiments\.scratch: .*set 'demonstrations: expert'"
+    with pytest.raises(SettingsError, match=expected):
+        write_plan(params, folder / "runs.yaml")
+    experiments = {"cloned": params.experiments["cloned"]}
+    write_plan(replace(params, experiments=experiments), folder / "runs.yaml")
 
 
 def test_plan_of_more_than_100_stages_logs_a_warning_about_dvc(folder, caplog):
