@@ -1,9 +1,10 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dags import CHECK, Node, differences, dvc_before, dvc_nodes, snakemake_nodes
-from project import ROOT
+from project import ROOT, copy_project
 
 
 def test_dvc_and_snakemake_describe_the_same_dag():
@@ -57,3 +58,76 @@ TRAIN = Node("train", {"policy.pt"}, {"build"}, {"seed": 1}, "python train.py")
 )
 def test_difference_between_the_stages_of_dvc_and_snakemake_is_reported(change, said, tmp_path):
     assert differences([TRAIN], [replace(TRAIN, **change)], tmp_path) == said
+
+
+DVC_TRAIN = r"(  train:\n(?:.*\n)*?)"
+DRIFTS = {  # file, pattern, its replacement, and the reported difference
+    "dvc drops the environment": (
+        "dvc.yaml",
+        DVC_TRAIN + r"        - build/env/\$\{item.environment\}\n",
+        r"\1",
+        "train@.*: deps: .*only in the Snakefile .*'build/env/grid_world'",
+    ),
+    "dvc drops a metric": (
+        "dvc.yaml",
+        r"      metrics:\n        - results/demos/\$\{key\}.json: \{cache: false\}\n",
+        "",
+        r"demos@.*: outs: only in dvc.yaml \[\], only in the Snakefile \['results/demos/.*.json'\]",
+    ),
+    "snakemake narrows params": (
+        "workflow/rules/training.smk",
+        r'(overrides",\n) +"runtime",\n',
+        r"\1",
+        "(train|pretrain)@.*: params: .*'runtime'.* != (?:(?!'runtime').)*$",
+    ),
+    "snakemake adds a flag": (
+        "workflow/rules/results.smk",
+        r"(report\.py) >",
+        r"\1 --quick >",
+        "report: cmd: .* != '.* --quick'",
+    ),
+    "snakemake renames a rule": (
+        "workflow/rules/results.smk",
+        "rule export:",
+        "rule exports:",
+        "exports@grid_world_ppo-1: only in the Snakefile",
+    ),
+}
+ANOTHER_TABLE = (
+    "workflow/rules/results.smk",
+    r'experiment=one_of\(experiments\("evaluate"\)\)',
+    'experiment=one_of(experiments("train_pretrained"))',
+)
+
+
+def change(root: Path, name: str, pattern: str, new: str) -> None:
+    text = (root / name).read_text()
+    changed, count = re.subn(pattern, new, text, count=1)
+    assert count == 1, f"{pattern} does not fit {name} any more"
+    assert changed != text
+    (root / name).write_text(changed)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> str:
+    """The differences after all changes of `DRIFTS`, one line each."""
+    root = copy_project(tmp_path_factory.mktemp("parity") / "project")
+    by_dvc, by_snakemake = dvc_nodes(root), snakemake_nodes(root)
+    assert differences(by_dvc, by_snakemake, root) == []
+    for *drift, _ in DRIFTS.values():
+        change(root, *drift)
+    drifted = differences(dvc_nodes(root), by_snakemake, root)
+    return "\n".join([*drifted, *differences(by_dvc, snakemake_nodes(root), root)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_drift_between_the_files_of_dvc_and_snakemake_is_reported(drift: str, found: str):
+    assert re.search(f"^{DRIFTS[drift][-1]}", found, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_snakemake_rule_that_reads_the_wrong_table_of_runs_fails_with_missing_inputs(project: Path):
+    change(project, *ANOTHER_TABLE)
+    with pytest.raises(Exception, match="Missing input files for rule report"):
+        snakemake_nodes(project)

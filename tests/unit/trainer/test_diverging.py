@@ -33,6 +33,24 @@ class Failing(Chase):
         return {name: (decisions, terminals)}
 
 
+def spoil_loss(algorithm):
+    algorithm.critic.heads.bias.data[:] = torch.nan
+
+
+def spoil_gradient(algorithm):
+    algorithm.policy.actor.heads.mu.weight.register_hook(lambda gradient: gradient * torch.inf)
+
+
+def spoil_weights(algorithm):
+    step = algorithm.optimizer.step
+
+    def overflowing(**options):
+        step(**options)
+        algorithm.critic.heads.weight.data[:] = torch.inf
+
+    algorithm.optimizer.step = overflowing
+
+
 def tensors(value):
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
@@ -138,3 +156,28 @@ def test_error_names_the_non_finite_tensor_of_the_optimizer(
     monkeypatch.setattr(PPO, "update", spoiling)
     pattern = rf"learner\.algorithm\.optimizer\.state\.0\.{where} is not finite and is not saved"
     run(in_process(Chase(n_agents=4)), quick(max_steps=5000), tmp_path, pattern)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "wanted"),
+    [
+        (spoil_loss, "the PPO loss is not finite"),
+        (spoil_gradient, r"the PPO gradient of policy\.actor\.heads\.mu\.weight is not finite"),
+        (spoil_weights, r"the PPO weight of critic\.heads\.weight is not finite"),
+    ],
+)
+def test_non_finite_loss_gradient_or_weight_stops_the_run(
+    spoil, wanted, threaded, quick, tmp_path, in_process, monkeypatch
+):
+    parts = PPO.update_in_parts
+
+    def spoiling(self, rollout, *, step):
+        if step > 300:
+            spoil(self)
+        return parts(self, rollout, step=step)
+
+    monkeypatch.setattr(PPO, "update_in_parts", spoiling)
+    hyperparameters = {"batch_size": 128, "buffer_size": 128, "num_epoch": 1}
+    settings = quick(max_steps=5000, hyperparameters=hyperparameters, threaded=threaded)
+    run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)

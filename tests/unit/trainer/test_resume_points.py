@@ -2,9 +2,12 @@
 
 import copy
 import logging
+import os
+import signal
 from collections import Counter
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,12 +16,14 @@ from steps import take_turn
 from stops_after import StopsAfter
 from toys import Corridor
 
+import pipeline
 from pipeline.dag import provenance
 from pipeline.dag.stages import train
 from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
+from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import load_checkpoint, mapped, save_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import latest_run, load_policy, resumes_exactly
@@ -221,6 +226,42 @@ def test_run_that_requires_an_exact_resume_starts_at_step_0_if_this_resume_is_im
         run(env, stop=50)
     assert attempted(tmp_path, quick(), exact=exact, learners=n_learners) is goes_on
     assert any(tmp_path.iterdir()) is goes_on
+
+
+class Coin(gymnasium.Env):
+    """A Gymnasium environment without a state; stops the training at step `stop_at`."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, stop_at=0):
+        self.n_left = stop_at
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # as Gymnasium calls it
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.n_left -= 1
+        if self.n_left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.observation_space.sample(), float(action), self.n_left % 7 == 0, False, {}
+
+
+def test_gymnasium_environment_without_state_makes_a_resume_inexact(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    numbers = {"batch_size": 16, "buffer_size": 64}
+    behavior = {"trainer_type": "ppo", "hyperparameters": numbers, "max_steps": 400}
+    settings = {"default_settings": behavior}
+    with pytest.raises(Interrupted):
+        pipeline.train(Coin(stop_at=200), settings, seed=1, run_dir=tmp_path)
+    assert "can be resumed but not exactly: the environments then start new" in caplog.text
+    assert not resumes_exactly(tmp_path, load_run_settings(None, overrides=settings))
+    result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
+    (policy,) = (trained.checkpoint for trained in result.behaviors.values())
+    assert load_policy(policy).interrupted == list(result.interrupted) == [200]
+    longer = load_run_settings(None, overrides={"default_settings": behavior | {"max_steps": 800}})
+    assert not attempted(tmp_path, longer, exact="required")
 
 
 def test_interruption_is_recorded_at_the_step_of_the_newest_resume_file(quick, make_loop, tmp_path):

@@ -125,6 +125,50 @@ def test_all_processes_stop_with_the_same_signal_if_one_process_is_asked_to_stop
     assert training.learners["Toy"].step < 100
 
 
+def test_a_single_learner_resumes_from_the_saved_weights_and_steps(loop):
+    first = loop(max_steps=300)
+    with first.workers:
+        before = first.run(StopRequest()).behaviors["Toy"]
+    learned = tensors(first.learners["Toy"].algorithm)
+    resumed = loop(max_steps=300, resume=True)
+    with resumed.workers:
+        after = resumed.run(StopRequest()).behaviors["Toy"]
+    assert (after.steps, after.n_updates) == (before.steps, before.n_updates)
+    for name, value in tensors(resumed.learners["Toy"].algorithm).items():
+        assert torch.equal(learned[name], value), name
+    longer = loop(max_steps=600, resume=True)
+    with longer.workers:
+        result = longer.run(StopRequest()).behaviors["Toy"]
+    assert result.steps >= 600
+    assert result.n_updates > before.n_updates
+
+
+def test_exact_resume_restores_the_number_of_rows_at_the_last_synchronisation(loop):
+    request = StopRequest()
+
+    def stop_at_150():
+        if first.learners["Toy"].step >= 150:
+            request.signal_number = 15
+        return False
+
+    first = loop(max_steps=5000, resume_interval_s=0.0, callbacks=[EndsWhen(stop_at_150)])
+    with first.workers, pytest.raises(Interrupted):
+        first.run(request)
+    saved = first.checkpoints.saved()
+    counted = []
+    resumed = loop(
+        max_steps=5000,
+        resume=True,
+        on_start=lambda: counted.append(resumed.learners["Toy"].sync.held),
+        callbacks=[EndsWhen(lambda: True)],
+    )
+    with resumed.workers:
+        resumed.run(StopRequest())
+    n_held = saved["Toy"]["held"]
+    assert n_held > 0
+    assert counted == [n_held]
+
+
 def test_behavior_that_is_missing_in_another_process_causes_one_warning(
     loop, ranks, monkeypatch, caplog
 ):

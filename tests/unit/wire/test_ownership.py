@@ -54,11 +54,9 @@ def exchange(server: AnyServer, client: GeneralClient, data: bytes) -> None:
     assert answer.result() == message(9)
 
 
-def while_receiving(
-    server: AnyServer, act: Callable[[], object], client: GeneralClient | None = None
-) -> object:
-    """Return the result of `act`, called while the server waits; the environment calls later."""
-    client = client or GeneralClient(server.port)
+def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
+    """Return the result of `act`, called while the server waits; an environment greets later."""
+    client = GeneralClient(server.port)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 20, no_check)
         result = act()
@@ -67,6 +65,7 @@ def while_receiving(
     server.reply(message(2))
     assert answer.result() == message(2)
     exchange(server, client, step(1.0))
+    client.close()
     return result
 
 
@@ -98,10 +97,23 @@ def test_only_the_first_ten_refused_calls_are_logged_as_warnings(caplog):
 def test_call_of_an_unknown_method_is_answered_as_unimplemented_and_delivers_no_message(
     kind, method
 ):
-    with kind() as server, closing(GeneralClient(server.port)) as client:
-        for _ in range(2):  # as a stranger, and then as the environment
-            refusal = while_receiving(server, lambda: client.refusal(message(), method), client)
-            assert refusal == grpc.StatusCode.UNIMPLEMENTED
+    with kind() as server, closing(GeneralClient(server.port)) as stranger:
+        refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
+    assert refusal == grpc.StatusCode.UNIMPLEMENTED
+
+
+@both_servers
+def test_environment_that_calls_an_unknown_method_delivers_no_message(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        client = GeneralClient(server.port)
+        exchange(server, client, message())
+        received = pool.submit(server.receive, 20, no_check)
+        assert client.refusal(step(), HEALTH) == grpc.StatusCode.UNIMPLEMENTED
+        answer = client.start(step(2.0))
+        assert received.result() == ReceivedMessageProto.FromString(step(2.0))
+        server.reply(message())
+        answer.result()
+        client.close()
 
 
 @both_servers

@@ -26,7 +26,7 @@ from pipeline.wire.transport.calls import METHOD
 from pipeline.wire.transport.frames import ACK, HEADERS, PING
 from pipeline.wire.transport.grpc_server import GrpcServer
 from pipeline.wire.transport.http2 import Channel, Connection
-from pipeline.wire.transport.server import Server, open_server
+from pipeline.wire.transport.server import IncomingConnection, Server, open_server
 
 
 def greet(server: AnyServer, end: Channel | GeneralClient) -> None:
@@ -267,6 +267,18 @@ def test_close_waits_until_the_environment_has_read_the_answer():
         assert UnityMessageProto.FromString(client.answer(1)).header.status == 400
         client.close()
         closed.result(20)
+
+
+def test_close_waits_no_longer_than_the_given_limit(monkeypatch):
+    limits = []
+    monkeypatch.setattr(IncomingConnection, "respond", lambda *values: limits.append(values[-1]))
+    with Server() as server:
+        client = RawClient(server.port)
+        client.send(call(1, message()))
+        server.receive(20, no_check)
+        server.close(0.0)
+    assert limits == [0.0]
+    client.close()
 
 
 @both_servers
