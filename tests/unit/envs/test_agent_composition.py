@@ -60,6 +60,32 @@ def test_state_of_an_environment_is_returned_once_and_includes_pending_statistic
     assert env.take_stats()["score"] == [(0.0, 0)]
 
 
+def test_action_is_applied_to_its_agent_in_one_step_only():
+    taken = []
+
+    class Takes(Chase):
+        spec = SPEC
+
+        def observe(self):
+            return [np.zeros((self.n, 1))]
+
+        def step(self, actions):
+            taken.append(actions[NAME])
+            return {NAME: (self._decisions(np.zeros(self.n)), terminal_steps([np.zeros((0, 1))]))}
+
+    env = InProcessEnvironment(Takes(n_agents=3))
+    env.reset()
+    action = ActionTuple(np.array([[0.5]], np.float32), np.array([[3]], np.int32))
+    env.set_action_for_agent(NAME, 2, action)
+    env.set_action_for_agent(NAME, 1, ActionTuple(-action.continuous, action.discrete - 1))
+    env.step()
+    env.step()
+    assert taken[0].continuous.ravel().tolist() == [0.0, -0.5, 0.5]
+    assert taken[0].discrete.ravel().tolist() == [0, 2, 3]
+    assert not taken[1].continuous.any()
+    assert not taken[1].discrete.any()
+
+
 class Scripted:
     """An environment that gives `messages` one by one, and records the actions."""
 

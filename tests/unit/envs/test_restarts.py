@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -228,22 +229,16 @@ class Waits(InProcessEnvironment):
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
 def test_closing_workers_raises_the_original_error_and_does_not_wait_after_an_error(
-    monkeypatch, error, passed, wait_s
+    error, passed, wait_s
 ):
-    seconds_waited, shut_down = [], UnityEnvironment._shut_down
-
-    def noted(env, seconds):
-        seconds_waited.append(seconds)
-        shut_down(env, 0.0)
-
-    monkeypatch.setattr(UnityEnvironment, "_shut_down", noted)
     envs = [Waits(), Waits(), connected(Pair(), timeout_wait=7.0)]
+    process = envs[2]._process = Mock()
     raised = contextlib.nullcontext() if error is None else pytest.raises(type(error))
     with raised as seen, WorkerSet(envs):
         if error is not None:
             raise error
     assert [env.left_with for env in envs[:2]] == [[passed], [passed]]
-    assert seconds_waited == [wait_s]
+    process.close.assert_called_once_with(wait_s)
     if error is not None:
         assert seen.value is error
         assert seen.value.__context__ is None

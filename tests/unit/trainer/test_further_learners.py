@@ -368,12 +368,18 @@ def test_started_process_ends_if_the_first_process_ends_before_they_connect(tmp_
             assert process.wait(60.0) == PipelineError.exit_code
 
 
-INTERRUPTED = """
+BEFORE_ITS_PLACE = """
 from datetime import timedelta
 import os, signal, threading, time
 import torch
 from torch.distributed import TCPStore
+from pipeline.errors import LearnerLostError
 from pipeline.trainer.distributed import workers
+from pipeline.trainer.distributed.group import DistributedGroup
+
+class Others:
+    def ended(self):
+        return {1: "was ended by SIGKILL"}
 
 def interrupt(words):
     words.get("device")  # which it says before it waits for the other
@@ -384,6 +390,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us 
 patience = timedelta(seconds=600)
 store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
 place = {"rank": 0, "size": 2, "device": torch.device("cpu")}
+"""
+LOST = """
+try:
+    DistributedGroup(store, others=Others(), **place)
+except LearnerLostError as error:
+    print(error, flush=True)
+    os._exit(7)
+"""
+STOPPED = """
 other = store.clone()
 threading.Thread(target=interrupt, args=(store.clone(),)).start()
 try:
@@ -395,9 +410,17 @@ except KeyboardInterrupt:
 """
 
 
-def test_interrupt_before_the_process_group_exists_is_reported_at_once():
-    done = python("-c", INTERRUPTED, check=False)
-    assert (done.returncode, done.stdout) == (7, "KeyboardInterrupt\n"), done.stderr
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (LOST, "the learner of rank 1 (of 2) was ended by SIGKILL\n"),
+        (STOPPED, "KeyboardInterrupt\n"),
+    ],
+    ids=["lost", "stopped"],
+)
+def test_end_of_a_process_before_the_process_group_exists_is_reported_at_once(program, told):
+    done = python("-c", BEFORE_ITS_PLACE + program, check=False)
+    assert (done.returncode, done.stdout) == (7, told), done.stderr
 
 
 def settings(**changes):

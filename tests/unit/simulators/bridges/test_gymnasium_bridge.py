@@ -1,13 +1,59 @@
 import gymnasium
 import numpy as np
 import pytest
+from bridge_toys import wire_of
 from gymnasium import spaces
 
 from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
+from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Codec
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
+
+
+def only(steps):
+    ((_, behavior_steps),) = steps.items()
+    return behavior_steps
+
+
+def stepped(simulator, continuous=None, discrete=None):
+    (name,) = simulator.behavior_specs
+    return only(simulator.step({name: ActionTuple(continuous, discrete)}))
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_copies_in_the_gymnasium_bridge_give_the_same_steps_as_separate_environments(name):
+    simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
+    envs = [gymnasium.make(name) for _ in range(3)]
+    seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(envs)]
+    decisions, _ = only(simulator.reset())
+    assert decisions.action_mask is None
+    n_ended = 0
+    for _ in range(250):
+        assert np.array_equal(decisions.obs[0], np.float32(seen))
+        actions = [env.action_space.sample() for env in envs]
+        wires = [wire_of(env.action_space, a) for env, a in zip(envs, actions, strict=True)]
+        decisions, terminals = stepped(
+            simulator,
+            np.array([c for c, _ in wires], dtype=np.float32).reshape(3, -1),
+            np.array([d for _, d in wires], dtype=np.int32).reshape(3, -1),
+        )
+        for k, env in enumerate(envs):
+            seen[k], reward, terminated, truncated, _ = env.step(actions[k])
+            if terminated or truncated:
+                n_ended += 1
+                last = terminals[k]
+                assert np.array_equal(last.obs[0], np.float32(seen[k]))
+                assert last.interrupted == (not terminated)
+                assert last.reward == pytest.approx(reward, rel=1e-6)
+                assert decisions[k].reward == 0.0
+                seen[k], _ = env.reset()
+            else:
+                assert k not in terminals
+                assert decisions[k].reward == pytest.approx(reward, rel=1e-6)
+    assert n_ended >= 3
+    simulator.close()
 
 
 class Lane(gymnasium.Env):
@@ -76,7 +122,7 @@ def test_gymnasium_bridge_refuses_a_number_of_actions_that_differs_from_its_numb
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
     with pytest.raises(ValueError, match="zip"):
-        simulator.step({"CartPole-v1?team=0": ActionTuple(discrete=np.zeros((3, 1)))})
+        stepped(simulator, discrete=np.zeros((3, 1)))
 
 
 @pytest.mark.parametrize(

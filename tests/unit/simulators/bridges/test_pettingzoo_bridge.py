@@ -122,6 +122,43 @@ def test_parallel_environment_can_be_used_through_the_parallel_or_the_aec_interf
     assert len(asking(simulator.reset())) == n_asking
 
 
+def test_parallel_environment_gives_the_same_steps_with_and_without_the_bridge():
+    from mpe2 import simple_tag_v3
+
+    simulator = PettingZooSimulator(id="mpe.simple_tag_v3", n_agents=2, seed=5)
+    assert list(simulator.behavior_specs) == ["adversary?team=0", "agent?team=0"]
+    envs = [simple_tag_v3.parallel_env() for _ in range(2)]
+    rngs = [stream(5, "pettingzoo", k) for k in range(2)]
+    pairs = zip(envs, rngs, strict=True)
+    seen = [env.reset(seed=int(rng.integers(2**31)))[0] for env, rng in pairs]
+    names = envs[0].possible_agents
+    steps = simulator.reset()
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        chosen = {k: int(rng.integers(5)) for k in range(8)}
+        agent_steps = {agent: steps[name][0][agent] for name, agent in asking(steps)}
+        for copy in range(2):
+            for k, agent in enumerate(names):
+                assert np.array_equal(
+                    agent_steps[4 * copy + k].obs[0], np.float32(seen[copy][agent])
+                )
+        steps = simulator.step(
+            {
+                name: ActionTuple(discrete=np.array([[chosen[a]] for a in decisions]))
+                for name, (decisions, _) in steps.items()
+            }
+        )
+        for copy, env in enumerate(envs):
+            actions = {agent: chosen[4 * copy + k] for k, agent in enumerate(names)}
+            seen[copy], rewards, _, truncated, _ = env.step(actions)
+            for k, agent in enumerate(names):
+                name = f"{agent.partition('_')[0]}?team=0"
+                part = steps[name][1] if truncated[agent] else steps[name][0]
+                assert part[4 * copy + k].reward == pytest.approx(rewards[agent], rel=1e-5)
+            if not env.agents:
+                seen[copy], _ = env.reset(seed=int(rngs[copy].integers(2**31)))
+
+
 def test_agents_with_equal_names_but_different_spaces_have_different_behaviors(module):
     class Unlike(bridge_toys.Dying):
         def action_space(self, agent):
