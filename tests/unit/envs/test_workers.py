@@ -325,7 +325,9 @@ def test_specification_of_a_behavior_must_be_the_same_in_all_workers_and_after_r
     workers.step()  # no other worker has the behavior
     with pytest.raises(UnityObservationException, match="worker 0"):
         _ = workers.behavior_specs
-    with pytest.raises(UnityObservationException, match=rf"^behavior {NAME[:3]}.*: worker 1 "):
+    new.behavior_specs = {NAME: BehaviorSpec(SPEC.observation_specs, ActionSpec(0, (2,)))}
+    said = rf"^behavior {NAME[:3]}.*: worker 1 takes the actions"
+    with pytest.raises(UnityObservationException, match=said):
         _ = WorkerSet([Worker(0), new]).behavior_specs
 
 

@@ -7,13 +7,15 @@ import histories
 import numpy as np
 import pytest
 import torch
+from failing_workers import FailsAt, Long
 from steps import decision_steps, take_turn, terminal_steps
-from toys import BEHAVIOR, Corridor, Forbidden
+from toys import BEHAVIOR, Chase, Corridor, Forbidden
 
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.core.steps import TerminalSteps
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException
 from pipeline.tracking import names
 from pipeline.trainer.api import train
@@ -95,6 +97,17 @@ def test_agent_that_returns_after_many_messages_starts_a_new_trajectory(make_lea
     (slot,) = learner.slots.ended(("", 0), np.array([0], np.int32))
     play(fresh, steps_of([0]))
     np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
+
+
+def test_agent_keeps_a_slot_after_an_episode_only_if_the_agent_asks_for_a_decision_again(
+    make_learner,
+):
+    learner = make_learner(SPEC, **LONG)
+    play(learner, steps_of([3, 1, 2]))
+    play(learner, steps_of([1, 3], ended=[2, 3, 1]))
+    assert learner.slots.n_taken == 2
+    slots = learner.slots.deciding(("", 0), np.array([3, 1], np.int32))
+    assert slots.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -211,6 +224,28 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
+def test_learner_saves_acting_weights_and_update_state_and_observes_rows_until_max_steps(
+    make_learner,
+):
+    learner = make_learner(SPEC, threaded=True)
+    observed = []
+    learner.updates = SimpleNamespace(
+        weights=lambda: "weights that act",
+        state_dict=lambda: "both weights",
+        observe=observed.append,
+    )
+    assert learner.weights_dict()["algorithm"] == "weights that act"
+    assert learner.state_dict()["algorithm"] == "both weights"
+    closed = SimpleNamespace(obs=["seen"], n_rows=3)
+    learner._count(closed)
+    learner.sync = SimpleNamespace(steps=5)
+    learner._count(closed)  # counted by `sync` until the next synchronisation
+    learner.sync, learner.step = None, learner.settings.max_steps
+    learner._count(closed)
+    assert observed == [["seen"]] * 2
+    assert (learner.step, learner.settings.max_steps) == (503, 500)
+
+
 def test_method_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
@@ -228,6 +263,50 @@ def test_method_drop_unfinished_drops_agents_games_and_memories_of_one_worker(ma
     assert learner.trajectories.n_held < n_held
     learner.drop_unfinished()
     assert (learner.memories[:5].any(), games.state_dict()) == (False, [])
+
+
+@networks
+def test_restart_of_a_worker_drops_only_the_open_trajectories_of_this_worker(make_learner, network):
+    envs = [
+        InProcessEnvironment(Long(seed=1, n_agents=2)),
+        FailsAt(Long(seed=2, n_agents=3), at=6),
+        InProcessEnvironment(Long(seed=3, n_agents=2)),
+    ]
+    relaunched = Long(seed=9, n_agents=3)
+    with WorkerSet(envs, relaunch=lambda *_: InProcessEnvironment(relaunched)) as workers:
+        workers.reset()
+        learner = make_learner(
+            Chase.spec, time_horizon=8, max_steps=100_000, network_settings=network
+        )
+        for _ in range(14):
+            steps = workers.get_steps(BEHAVIOR)
+            decided = take_turn(learner, steps, team=BEHAVIOR)
+            workers.set_actions(BEHAVIOR, decided.actions)
+            workers.step()
+            for worker in workers.take_restarted():
+                assert worker == 1
+                learner.drop_unfinished(worker)
+                begun = relaunched.observe()[0].astype(np.float32)
+                if learner.memories is not None:
+                    taken_slots = learner.slots.state_dict()["taken"]
+                    live = {slot for entry in taken_slots for slot in entry["slots"].tolist()}
+                    free = sorted(set(range(learner.slots.n_slots)) - live)
+                    assert len(free) == 3
+                    assert not learner.memories[free].any()
+                    assert learner.memories[sorted(live)].any()
+    assert learner.slots.n_slots == 7
+    # Six decisions of worker 1 are lost with its process; the next eight are a trajectory.
+    closed = learner.trajectories.rollout()
+    assert closed.lengths.tolist() == [8] * 4
+    rows = closed.obs[0].reshape(-1, 8, 4)
+    firsts = {tuple(first) for first in rows[:, 0].tolist()}
+    # The trajectories of the new process are still open: they have 7 of 8 rows.
+    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)
+    steps = learner.step
+    learner.complete_transitions(learner.receive(workers.get_steps(BEHAVIOR), team=BEHAVIOR))
+    assert learner.step == steps + 3 * 8
+    rows = learner.trajectories.rollout().obs[0].reshape(-1, 8, 4)
+    assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}
 
 
 def test_statistics_since_the_last_synchronisation_are_kept_separately_as_pending(make_learner):

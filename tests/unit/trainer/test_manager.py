@@ -164,6 +164,40 @@ def test_oldest_checkpoints_beyond_keep_checkpoints_are_selected_for_deletion(tm
     assert surplus == [tmp_path / f"B-{step}.pt" for step in gone]
 
 
+@pytest.mark.parametrize(
+    ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
+)
+def test_resumed_run_replaces_the_best_policy_only_by_a_higher_reward(
+    saved, reward, kept, quick, make_learner, tmp_path
+):
+    learner = make_learner(Corridor.spec)
+    learner.statistics.add_episodes([reward] * 20, [5] * 20)
+    manager = CheckpointManager(tmp_path, quick(), exporter=lambda *_, **__: None)
+    manager.restore("Toy", {"best": saved, "learner": {"step": 0}}, exact=True)
+    manager.consider(learner)
+    assert manager.best["Toy"]["reward"] == kept
+    manager.milestone(learner, {})
+    (entry,) = manager.status.read()["Toy"]["checkpoints"]
+    assert entry["reward"] == reward, "entries have the recent mean reward"
+
+
+def test_numbered_checkpoint_of_the_current_step_counts_only_if_this_run_wrote_the_file(
+    quick, make_learner, tmp_path
+):
+    settings, learner = quick(), make_learner(Corridor.spec)
+    CheckpointManager(tmp_path, settings).milestone(learner, {})
+    manager = CheckpointManager(tmp_path, settings)
+    assert not manager.has_numbered(learner), "another run may have written the file"
+    at = {"learner": {"step": learner.step}}
+    manager.restore("Toy", {**at, "run": {"added": []}}, exact=True)
+    assert manager.has_numbered(learner)
+    manager = CheckpointManager(tmp_path, settings)
+    manager.restore("Toy", {**at, "run": {"added": ["Toy"]}}, exact=True)
+    assert not manager.has_numbered(learner)
+    manager.milestone(learner, {})
+    assert manager.has_numbered(learner)
+
+
 class KilledError(Exception):
     """Simulates a kill."""
 

@@ -200,6 +200,18 @@ def test_unsaved_replay_makes_a_resume_inexact_and_is_logged(run, quick, tmp_pat
     assert len(run(Corridor, **sac).interrupted) == 1
 
 
+def test_run_resumes_from_the_newest_step_at_which_all_behaviors_were_saved(quick, tmp_path):
+    by_behavior = {"A": (2, 1), "B": (2, 1), "C": (1,)}
+    for name, moments in by_behavior.items():
+        for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
+            state = {"behavior": name, "run": {"steps": {"A": number}}, "learner": {}}
+            save_checkpoint(tmp_path / name / file, state)
+    saved = CheckpointManager(tmp_path, quick("A", "B", "C")).saved()
+    assert {name: state["run"]["steps"]["A"] for name, state in saved.items()} == dict.fromkeys(
+        by_behavior, 1
+    )
+
+
 def attempted(run_dir, settings, *, exact, learners=1):
     """Return whether a stage's attempt would continue the run."""
     attempt = SimpleNamespace(run=run_dir, resumed=True)

@@ -1,5 +1,6 @@
 """Self-play in the loop: learning teams, step counts, team changes, ratings and snapshots."""
 
+import itertools
 import json
 import logging
 from functools import partial
@@ -73,6 +74,16 @@ def test_teams_of_one_behavior_take_turns_after_more_than_team_change_steps(play
     # Two agents end at a time, so steps come eight at a time.
     assert all(160 < gap <= 160 + 8 for gap in np.diff(steps))
     assert toy.n_resets == 1 + len(turns)
+
+
+def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
+    result, _ = play([Uneven(n_areas=2)], "Pick", "Aim")
+    assert [team for team, _ in turns[:3]] == [1, 0, 1]
+    for (team, before), (_, after) in itertools.pairwise(turns):
+        learns, waits = ("Pick", "Aim") if team == 0 else ("Aim", "Pick")
+        assert after[waits] == before[waits]
+        assert after[learns] > before[learns]
+    assert all(behavior.steps >= 500 for behavior in result.behaviors.values())
 
 
 def test_unfinished_behavior_continues_to_learn_after_the_other_behavior_has_finished(
