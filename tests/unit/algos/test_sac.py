@@ -12,6 +12,7 @@ from test_ppo import rollout
 from pipeline.algos.rows import Rows
 from pipeline.algos.sac import SAC
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
 from pipeline.settings import load_run_settings
 
@@ -325,6 +326,8 @@ def test_no_gradient_step_is_made_before_there_are_enough_rows_and_steps():
     assert {"Losses/Q1 Loss", "Policy/Continuous Entropy Coeff", "Policy/Extrinsic Value"} <= set(
         stats
     )
+    large_batch_sac = made("continuous", batch_size=100)
+    assert large_batch_sac.update(experience("continuous", 96), step=96) == {}
 
 
 @kinds
@@ -339,6 +342,14 @@ def test_stored_actions_are_in_range_and_equal_the_actions_for_the_environment(k
     np.testing.assert_array_equal(decision.action.continuous, decision.rows["continuous"])
     assert set(decision.rows) == {*algorithm.fields, "log_prob"}
     assert "log_prob" not in algorithm.fields
+
+
+def test_loss_that_is_not_finite_stops_the_run():
+    algorithm = made("continuous")
+    bad = experience("continuous")
+    bad.fields["reward"][:] = np.inf
+    with pytest.raises(TrainingError, match="step 128: the SAC loss is not finite"):
+        algorithm.update(bad, step=128)
 
 
 def test_values_of_next_observations_use_the_memory_after_the_first_row_of_each_sequence():

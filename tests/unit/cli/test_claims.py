@@ -151,6 +151,37 @@ def test_another_seed_or_learning_rate_is_named_as_the_cause_of_a_difference(
 
 
 @pytest.mark.slow
+def test_claimed_interval_of_trainings_is_compared_with_the_interval_of_present_trainings(
+    project, capsys
+):
+    """Three seeds give an interval; with another learning rate it overlaps, or the claim fails."""
+    project.params(experiment(1, 2, 3))
+    project.run("ppo", 3)
+    assert main(["claims", "write", "ppo"]) == 0
+    written = yaml.safe_load((project.root / CLAIMS).read_text())
+    first, last = written["ppo_iqm"]["interval"]
+    assert checked(capsys, 0)["ppo_iqm"]["answer"] == "identical"
+    project.params(experiment(1, 2, 3, learning_rate=0.002))
+    project.run("ppo", 1, 2, 3)
+    outcomes = report.results.outcomes(project.root, load_params(project.root / "params.yaml"))
+    (task,) = compare(one for one in outcomes if one.experiment == "ppo")
+    low, high = task.standings[0].interval
+    overlaps = low <= last * (1 + 1e-5) and high >= first * (1 - 1e-5)
+    found = checked(capsys, 0 if overlaps else 1)
+    assert found["ppo_iqm"]["answer"] == ("reproduced" if overlaps else "not")
+    for shift, answer in ((0.0, "reproduced"), (2.0, "not")):  # in widths of the present interval
+        middle = (low + high) / 2 + shift * (high - low)
+        width = (high - low) / 2
+        written["ppo_iqm"] |= {"value": middle, "interval": [middle - width, middle + width]}
+        (project.root / CLAIMS).write_text(yaml.safe_dump(written))
+        found = checked(capsys, 1 if answer == "not" else 0)
+        assert found["ppo_iqm"]["answer"] == answer
+        head, line = found["ppo_iqm"]["cause"][:2]
+        assert head == "first cause, with seed 1: parameters of train"
+        assert line.endswith("hyperparameters.learning_rate: 0.003, 0.002")
+
+
+@pytest.mark.slow
 def test_portable_mode_is_named_as_the_cause_of_a_difference(project, capsys):
     project.params(experiment(1, 2), deterministic="portable")
     for seed in ("1", "2"):

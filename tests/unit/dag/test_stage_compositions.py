@@ -78,6 +78,16 @@ def test_sweep_ranks_all_trials_by_the_mean_score_over_the_seeds(root: Path):
     seen = [f"results/evaluate/rates/{n}/seed{s}/metrics.json" for n in SCORES for s in (1, 2)]
     proposed = [f"results/propose/rates/{n}.json" for n in ("003", "004")]
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
+    written = (root / "params.yaml").read_text()
+    (root / "params.yaml").write_text(written.replace("prune_after: 200", "goal: minimize"))
+    write_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
+    rank_named("rates", root)
+    best = json.loads((made / "best.json").read_text())
+    assert best == {"trial": "rates/002", "values": {RATE: values["002"]}}
+    assert json.loads((made / "metrics.json").read_text()) == {"mean_return": 4.0, "trials": 4}
+    with (made / "trials.csv").open(newline="") as file:
+        ranked = [(row["trial"], row["score"]) for row in csv.DictReader(file)]
+    assert ranked == [("2", "4.0"), ("4", "4.0"), ("3", "5.0"), ("1", "7.0")]
 
 
 def test_proposal_records_the_scores_of_finished_trials_and_lists_running_trials(

@@ -385,6 +385,15 @@ def test_parsed_document_with_deprecated_keys_can_be_converted_to_settings_twice
     assert (n_told, len(caplog.messages)) == (3, 6)
 
 
+def test_reward_signal_removed_with_null_stays_removed_when_settings_are_written_and_read() -> None:
+    defaults = "default_settings: {trainer_type: ppo, reward_signals: {extrinsic: {}, rnd: {}}}\n"
+    loaded = read_text(f"{defaults}behaviors: {{A: {{reward_signals: {{rnd: null}}}}, B: {{}}}}")
+    written = to_mapping(loaded)
+    signals = written["behaviors"]["A"]["reward_signals"]
+    assert (list(signals), signals["rnd"]) == (["extrinsic", "rnd"], None)
+    assert load_run_settings(None, overrides=written) == loaded
+
+
 def test_deprecated_key_in_default_settings_is_warned_about_once(caplog) -> None:
     defaults = {"trainer_type": "ppo", "framework": "tensorflow", "max_steps": 7}
     overrides = {"default_settings": defaults, "behaviors": {"A": {}, "B": {}}}

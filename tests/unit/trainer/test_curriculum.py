@@ -306,3 +306,22 @@ def sampler(kind, **numbers):
 )
 def test_parameter_values_are_logged_in_the_words_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
+
+
+def test_min_lesson_length_of_one_behavior_does_not_affect_another_behavior(quick):
+    def lessons(behavior, length):
+        criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
+        criteria |= {"min_lesson_length": length, "signal_smoothing": False}
+        first = {"name": "first", "value": 1.0, "completion_criteria": criteria}
+        return {"curriculum": [first, {"name": "second", "value": 2.0}]}
+
+    settings = quick("One", "Two", parameters={"p": lessons("One", 1), "q": lessons("Two", 3)})
+    curriculum, begun = Curriculum(settings.environment_parameters), []
+    for one, two in ((0.0, 9.0), (0.0, 9.0), (3.0, None), (None, 9.0)):
+        for name, value in (("One", one), ("Two", two)):
+            returns = [] if value is None else [value]
+            curriculum.observe(name, returns=returns, step=0, max_steps=1)
+        begun.append(curriculum.advance().parameters)
+    # The last return of One is above 2, so p begins a lesson and all buffers are cleared. Then Two
+    # has one of the three episodes that q needs.
+    assert begun == [(), (), ("p",), ()]
