@@ -95,3 +95,13 @@ def test_a_linear_schedule_lowers_the_learning_rate(tmp_path):
     reported = training.learner.statistics.period()["Policy/Learning Rate"]
     assert reported == pytest.approx(1.5e-3, rel=1e-5)
     assert training.learner.algorithm.optimizer.learning_rate == pytest.approx(reported)
+
+
+def test_with_memory_each_minibatch_has_the_same_number_of_sequences(tmp_path):
+    training = Training("sac, memory", tmp_path, n_blocks=1)
+    training.run()
+    sampler = training.learner.algorithm.sampler
+    n_sequences = sampler.batch_size // sampler.replay.sequence_length
+    for batch in sampler.minibatches(3):
+        assert len(batch.sequences.lengths) == n_sequences
+        assert int(batch.sequences.lengths.sum()) == len(batch.done)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_ppo import trainer_settings
 
-from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import RewardSignals, make, supported_signals
 from pipeline.algos.rows import Rows
 from pipeline.core.specs import (
@@ -250,15 +249,3 @@ def test_rewards_are_multiplied_by_strength_and_returned_in_the_order_of_the_set
     assert signals.ignores_done.tolist() == [True, False]
     assert torch.equal(rewards[:, 1], torch.arange(64.0) * 2)
     assert torch.allclose(rewards[:, 0], signals.by_name["rnd"].rewards(rows) * 0.5)
-
-
-def test_weights_of_signals_are_loaded_into_a_new_run(tmp_path):
-    chosen = settings("gail", PLAIN, tmp_path)
-    old, new = (PPO(PLAIN, chosen, seed=seed, device=CPU) for seed in (1, 2))
-    rows = steps()
-    expected = old.signals.by_name["gail"].rewards(rows)
-    assert not torch.allclose(new.signals.by_name["gail"].rewards(rows), expected)
-    left, n_loaded = new.load_weights(old.weights())
-    assert left == []
-    assert n_loaded == sum(len(network.state_dict()) for network in old.networks.values())
-    assert torch.equal(new.signals.by_name["gail"].rewards(rows), expected)

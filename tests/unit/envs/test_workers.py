@@ -82,7 +82,7 @@ class Worker(BaseEnv):
 
     def go_on_from(self, failed):
         if self.goes_on is None:
-            raise ValueError("it keeps no state")
+            super().go_on_from(failed)
         self.calls.append(("goes on from", failed.number))
         if isinstance(self.goes_on, Exception):
             raise self.goes_on
@@ -152,7 +152,7 @@ def test_restarted_worker_gets_the_latest_parameters_and_reports_its_own_steps_a
     restart, continuation = [record.getMessage() for record in caplog.records]
     assert restart == "Restarting worker[1] after 'no answer' (restart 1)."
     assert continuation.startswith(
-        "Worker[1] begins new episodes (it keeps no state). Its unfinished episodes"
+        "Worker[1] begins new episodes (Worker keeps no state). Its unfinished episodes"
     )
     assert workers.take_restarted() == [1]
     workers.set_parameter("pay", 4.0)
@@ -278,7 +278,7 @@ def test_states_of_workers_are_requested_after_a_reset_if_workers_may_be_restart
     [
         (None, True, None),
         ("no", True, "^no answer$"),
-        (None, None, "cannot continue from its last step: it keeps no state"),
+        (None, None, "cannot continue from its last step: Gives keeps no state"),
     ],
 )
 def test_run_that_is_stopping_restarts_a_worker_only_if_the_worker_can_continue_its_episodes(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from test_restarts import Waits
 from toys import Both, Chase, Crowd, Forbidden, Quadrant
@@ -56,6 +57,14 @@ def test_gym_wrapper_action_space_samples_only_actions_that_the_mask_allows():
         *_, terminated, truncated, info = env.step(action)  # raises for a forbidden action
         if terminated or truncated:
             _, info = env.reset()
+
+
+def test_gym_wrapper_takes_hybrid_actions_as_a_tuple():
+    env = UnityToGymWrapper(alone(Both))
+    assert isinstance(env.action_space, spaces.Tuple)
+    env.reset()
+    _, reward, *_ = env.step((np.zeros(1, np.float32), np.int64(1)))
+    assert np.isfinite(reward)
 
 
 class Shades(Quadrant):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import refusal
 
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings import read_yaml
@@ -213,3 +214,13 @@ def test_example_in_the_configuration_page_agrees_with_params_yaml():
         ours, theirs = (params["experiments"][name] for params in (small, real))
         assert ours["overrides"] == theirs["overrides"]
         assert ours.get("pretrain") == theirs.get("pretrain")
+
+
+def test_mistake_in_an_override_of_params_yaml_is_reported_with_its_line(folder: Path) -> None:
+    file = folder / "params.yaml"
+    text = FILE.replace("max_steps: 1e3", "max_stesp: 1e3")
+    file.write_text(text)
+    line = text[: text.index("max_stesp")].count("\n") + 1
+    assert refusal(SettingsError, load_params(file).run_settings, "cloned").startswith(
+        f"{file}:{line}: behaviors.Ball: unknown key 'max_stesp'"
+    )

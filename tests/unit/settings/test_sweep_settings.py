@@ -12,7 +12,7 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings.project.params import Params, load_params
-from pipeline.settings.project.plan import check_settings, plan
+from pipeline.settings.project.plan import check_settings, plan, write_plan
 from pipeline.settings.project.sweeps import Axis, BestParams, Interval, SweepParams
 from pipeline.settings.reader import ContradictionError
 
@@ -281,3 +281,10 @@ def test_sweep_with_only_allowed_values_is_accepted(folder: Path):
         ("network_settings", "[{hidden_units: 4}, {num_layers: 3}]"),
     ):
         check_settings(search(folder, key, values))
+
+
+def test_plan_refuses_a_swept_key_that_does_not_exist(folder: Path):
+    file = folder / "params.yaml"
+    file.write_text(FILE.replace("Ball.max_steps", "Ball.max_stepz"))
+    with pytest.raises(SettingsError, match=r"params\.yaml:23: .*max_stepz.*did you mean"):
+        write_plan(load_params(file), folder / "runs.yaml")

@@ -118,6 +118,18 @@ def test_packed_environment_runs_and_exits_with_code_0(launch, trainer, tmp_path
     assert "Ignored arguments: -screen-width 640" in log.read_text()
 
 
+def test_number_of_agents_chosen_while_packing_is_the_default_of_the_executable(
+    launch, tmp_path, trainer
+):
+    built = pack("grid_world", tmp_path / "few", n_agents=3)
+    process = launch("--mlagents-port", trainer.port, program=built)
+    trainer.greet()
+    decisions, _ = trainer.reset()
+    assert len(decisions) == 3
+    trainer.end()
+    assert process.wait(timeout=WAIT_S) == 0
+
+
 def test_executable_finds_the_python_that_packed_it_although_the_search_path_lacks_that_python(
     tmp_path, environment, monkeypatch
 ):
@@ -138,6 +150,15 @@ def test_executable_finds_the_python_that_packed_it_although_the_search_path_lac
     wrapper.unlink()  # as if removed: another fitting Python is used
     ended = help_of(built, environment | {"PATH": f"{real.parent}:/usr/bin:/bin"})
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_environment_ends_when_its_trainer_is_gone(launch, trainer):
+    process = launch("--mlagents-port", trainer.port)
+    trainer.greet()
+    trainer.reset()
+    trainer.stop()
+    # The stop answers 400 or cuts the connection, whichever comes first.
+    assert process.wait(timeout=WAIT_S) in (0, 1)
 
 
 def test_an_environment_does_not_outlive_the_process_that_started_it(

@@ -303,7 +303,9 @@ REFUSED = {
     r"group_rewards provided had Infinite values": gets(group_reward=np.inf),
     r"observations provided had NaN values\. \(behavior b, .* 'an eye'": has(np.nan, obs=0, at=1),
     r"observations provided had Infinite values\. \(behavior b": has(np.inf, obs=1, at=3),
-    r"index=0 for agent with id=9 .* the shape \(3,\) but got \(2,\)": sends(1, 2, shape=[2]),
+    r"index=0 for agent with id=9 .*expected the shape \(3,\) but got \(2,\)": sends(
+        1, 2, shape=[2]
+    ),
     r"index=0 for agent with id=9 .*\(3,\) does not fit the 4 values": sends(1, 2, 3, 4, shape=[3]),
     r"index=0 for agent with id=9 .*got \(3, 1\)": sends(1, 2, 3, shape=[3, 1]),
     r"id=-?\d+ of behavior 'b' sent 1 observations; .* has 2": lambda info: info.observations.pop(),
