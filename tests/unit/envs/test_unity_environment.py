@@ -260,3 +260,15 @@ sys.stdin.read()
         trainer.wait(60)
     psutil.wait_procs([environment], timeout=60)
     assert not environment.is_running() or environment.status() == psutil.STATUS_ZOMBIE
+
+
+def test_workers_step_together_and_keep_their_order(fake: Path):
+    with launch_workers(fake, 2, seed=10, timeout_wait=20) as workers:
+        workers.reset()
+        assert list(workers.behavior_specs) == [NAME]
+        seeds = [decision.obs[0][0, 1] for decision, _ in workers.get_steps(NAME)]
+        assert seeds == [10, 11]
+        workers.set_actions(NAME, [ActionTuple(np.full((3, 2), k)) for k in (1, 2)])
+        workers.step()
+        echoes = [decision.obs[0][0, 1] for decision, _ in workers.get_steps(NAME)]
+        assert echoes == [1, 2]

@@ -181,6 +181,31 @@ def test_group_reward_is_the_mean_reward_and_each_agent_also_gets_its_difference
     assert (birds.group_reward.tolist(), birds.reward.tolist()) == ([3.0] * 2, [0.0] * 2)
 
 
+def test_actions_and_rewards_of_agents_in_teams_and_groups_are_kept_apart(module):
+    teams, name = {"bug": 1, "bug_1": 2, "bird": 0}, module(parallel_env=bridge_toys.Dying)
+    simulator = PettingZooSimulator(id=name, n_agents=2, groups="all", teams=teams)
+    agents = {"bug?team=1": [0, 3], "bug?team=2": [1, 4], "bird?team=0": [2, 5]}
+    steps = simulator.reset()
+    assert {behavior: list(decisions) for behavior, (decisions, _) in steps.items()} == agents
+    choices = dict(zip(agents, ([0, 1], [2, 0], [1, 2]), strict=True))
+    for mean, n_ended in ((2.0, 0), (3.0, 2)):  # of the rewards 1, 2 and 3, then 2, 3 and 4
+        steps = simulator.step(
+            {name: ActionTuple(discrete=np.array(rows)[:, None]) for name, rows in choices.items()}
+        )
+        for own, (behavior, (decisions, terminals)) in zip((-1, 0, 1), steps.items(), strict=True):
+            assert len(terminals) == (n_ended if behavior == "bug?team=1" else 0)
+            batch = terminals if len(terminals) else decisions
+            assert batch.agent_id.tolist() == agents[behavior]
+            assert batch.group_id.tolist() == [1, 2]
+            assert batch.reward.tolist() == [own] * 2, "the difference from the mean"
+            assert batch.group_reward.tolist() == [mean] * 2
+    taken = [copy.env.taken[0] for copy in simulator._copies]
+    assert taken == [
+        {"bug_0": 5, "bug_1": 7, "bird_0": 6},
+        {"bug_0": 6, "bug_1": 5, "bird_0": 7},
+    ]
+
+
 def test_agent_that_disappears_without_the_end_of_its_episode_is_an_error(module):
     class Vanishing(bridge_toys.Dying):
         def step(self, actions):
