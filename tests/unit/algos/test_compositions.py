@@ -465,6 +465,9 @@ def test_sampler_draws_separate_rows_for_each_gradient_step_of_reward_signals():
     for batch in algorithm.sampler.transitions(3):
         drawn = algorithm.replay.sample(stream, 8)
         assert batch.fields["reward"].tolist() == drawn.fields["reward"].tolist()
+    drawn = algorithm.replay.sample(stream, 24).fields["done"].reshape(3, 8)
+    for batch, done in zip(algorithm.sampler.minibatches(3), drawn.tolist(), strict=True):
+        assert batch.done.tolist() == done
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY])

@@ -134,7 +134,10 @@ REFUSED = {
     "a path out of the folder": (zipped({archive.ABOUT: b"{}", "../evil": b"x"}), "evil"),
     "an absolute path": (zipped({archive.ABOUT: b"{}", "/evil": b"x"}), "absolute name"),
     "a link": (zip_link("project", "/etc", {archive.ABOUT: b"{}"}), "'project' is a link"),
-    "a bomb": (zipped({archive.ABOUT: b"{}", "bomb": b"0" * 20_000_000}), "more than 10 MB"),
+    "a bomb": (
+        zipped({archive.ABOUT: b"{}", "bomb": b"0" * 20_000_000}),
+        "unpacks to more than 10 MB",
+    ),
     "no zip": (b"text", "paper.zip: is not a file of `pipeline archive`"),
     "another zip": (zipped({"a": b"b"}), "paper.zip: is not a file of `pipeline archive`"),
 }

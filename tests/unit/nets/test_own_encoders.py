@@ -11,11 +11,11 @@ from pipeline.errors import SettingsError
 from pipeline.export.contract import SAFE_OPERATORS
 from pipeline.export.publish import build_model, publish, record
 from pipeline.nets.encoder import ObservationEncoder
-from pipeline.nets.layers import ACTIVATIONS
 from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 VECTOR, IMAGE = ObservationSpec.vector(12), ObservationSpec.visual(3, 16, 20)
 HYBRID = ActionSpec(2, (3,))
+ACTIVATIONS = ("swish", "relu", "tanh", "elu", "gelu", "leaky_relu")
 UNTRACED = "cannot be exported to ONNX"
 
 
