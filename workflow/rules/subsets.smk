@@ -6,9 +6,7 @@ for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
         name:
             f"results/{NAME}"
         input:
-            lambda wildcards, name=NAME: known(
-                [target.file for target in targets(PARAMS, [name])]
-            ),
+            lambda wildcards, name=NAME: known([*targets(PARAMS, [name]).values()]),
         localrule: True
 
     for STAGE in stages_of_all(NAME):
@@ -18,6 +16,6 @@ for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
                 f"results/{NAME}/{STAGE}"
             input:
                 lambda wildcards, name=NAME, stage=STAGE: known(
-                    [target.file for target in targets(PARAMS, [name], stage=stage)]
+                    [*targets(PARAMS, [name], stage=stage).values()]
                 ),
             localrule: True
