@@ -14,7 +14,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -303,14 +302,18 @@ def free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-@dataclass(slots=True)
 class RunFolder:
-    """Folder of a run, which `run_folder` replaces by the earlier run unless `start` was called."""
+    """Folder of a run, which `run_folder` replaces by the earlier run unless `start` was called.
 
-    path: Path
-    replaced: Path | None = None
-    """New path of the renamed folder of an earlier run; None if no folder was renamed."""
-    started: bool = False
+    Attributes:
+        path: the folder.
+        replaced: new path of the renamed folder of an earlier run; None if none was renamed.
+        started: whether the run has started.
+    """
+
+    # A dataclass would need `dataclasses`, which adds a twentieth to the time of `--help`.
+    def __init__(self, path: Path, replaced: Path | None = None) -> None:
+        self.path, self.replaced, self.started = path, replaced, False
 
     def start(self) -> None:
         """Record that the run has started: from now on its folder stays, even after an error."""

@@ -144,7 +144,7 @@ def _in_words(layout: ModelDescription) -> Iterator[str]:
     if layout.discrete_branches:
         meaning = said.get("discrete_actions", "")
         sizes = layout.discrete_branches
-        # A file of package 1.x has only the sum of all branch sizes.
+        # A file for version 1.x of Unity's package has only the sum of all branch sizes.
         what = (
             f"{len(sizes)} branch{'es' * (len(sizes) > 1)} of {', '.join(map(str, sizes))} choices"
             if layout.version == NEWEST_VERSION

@@ -274,9 +274,9 @@ def digest_of(path: Path) -> str:
 def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     """Refuse or warn if parameters, inputs or sources were edited while the job ran.
 
-    The engine would record the result together with the edited files, because both engines compute
-    the digests of a job's files at its end. (For sources, DVC records the file that `_begin` has
-    written.) DVC also records the parameters at the end, Snakemake the parameters at the start.
+    DVC and Snakemake compute the digests of a job's files when the job ends, so they would record
+    the result as made from the edited files. DVC also reads the parameters at the end, Snakemake at
+    the start. Sources are safe with DVC: it records the list of them that `_begin` has written.
     """
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:

@@ -30,7 +30,7 @@ _COUNT_EPSILON = 1e-7
 
 
 def normal_linear(n_in: int, n_out: int, size: int) -> nn.Linear:
-    """Return a dense layer with weights N(0, 0.125 / size), for any `n_in`, and zero bias."""
+    """Return a dense layer with zero bias, and weights drawn from N(0, 0.125 / size)."""
     layer = nn.Linear(n_in, n_out)
     draw_normal(layer.weight, math.sqrt(WEIGHT_VARIANCE / size))
     nn.init.zeros_(layer.bias)

@@ -52,7 +52,7 @@ class GroupLayout:
     ) -> GroupLayout:
         """Return the layout of M groups; `present` [M, N] says whether a group has an n-th member.
 
-        `wanted` are the numbers of the estimates to compute; see the attribute `wanted`.
+        `wanted` has the indices of the value estimates to compute; see the attribute `wanted`.
         """
         return GroupLayout(
             size=present.shape[1],

@@ -63,7 +63,7 @@ class GymnasiumSimulator(Bridge):
         return {self._behavior: self._codec.spec}
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a new episode in every copy."""
+        """Begin a new episode in every copy of the environment."""
         batch = Batch(self._codec, len(self._envs))
         for row in range(len(self._envs)):
             self._begin(row, batch)
