@@ -29,8 +29,8 @@ IS_TRACED = ContextVar("is_traced", default=False)
 def square_root(x: Tensor) -> Tensor:
     """Return the square root of x, the same on every x86-64 CPU.
 
-    torch's `sqrt` starts from the CPU's approximation of 1 / sqrt(x), whose digits depend on the
-    maker of the CPU, so a fifth of its float32 results have another last bit on another CPU.
+    Results of torch's `sqrt` are not correctly rounded, and had other last bits on emulated CPUs
+    (docs/evidence/kernels.md); these two operations are rounded correctly.
     """
     return x.rsqrt().reciprocal()
 
