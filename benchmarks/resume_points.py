@@ -124,13 +124,8 @@ def measured(build: Path, settings: RunSettings, seconds: float, *, full: bool =
     Replay.__init__ = init if full else filled  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            trainer.train(
-                build,
-                settings,
-                seed=1,
-                run_dir=Path(folder),
-                callbacks=[_EndsAt(end)],
-            )
+            job = trainer.JobSpec(build, settings, seed=1, run_dir=Path(folder))
+            trainer.train(job, callbacks=[_EndsAt(end)])
     finally:
         ResumePoints.begin, ResumePoints.complete = begin, complete  # type: ignore[method-assign]
         Replay.__init__ = filled  # type: ignore[method-assign]

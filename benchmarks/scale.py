@@ -177,7 +177,9 @@ def drive(env: UnityEnvironment) -> None:
 
 def train(env: UnityEnvironment, sizes: dict[str, int], run_dir: Path, *, inference: bool) -> None:
     """Train, or act with, one policy per behavior until interrupted."""
-    from pipeline.trainer.api import train as run
+    from pipeline.settings import load_run_settings
+    from pipeline.trainer import JobSpec
+    from pipeline.trainer import train as run
 
     batch = 64 if sizes["agents"] == 1 else 16 * sizes["agents"]
     behavior = {
@@ -189,7 +191,8 @@ def train(env: UnityEnvironment, sizes: dict[str, int], run_dir: Path, *, infere
         "summary_freq": 10**9,
     }
     behaviors = {f"Crowd{k}": behavior for k in range(sizes["behaviors"])}
-    run(env, {"behaviors": behaviors}, seed=1, run_dir=run_dir, inference=inference)
+    settings = load_run_settings(None, overrides={"behaviors": behaviors})
+    run(JobSpec(env, settings, seed=1, run_dir=run_dir), inference=inference)
 
 
 def main() -> None:

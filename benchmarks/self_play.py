@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from scores import Random, Scripted, action_specs
 
 import pipeline
-from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
@@ -103,7 +102,7 @@ def train(name: str, settings: RunSettings, seed: int, folder: Path) -> None:
         seed=seed,
         run_dir=folder,
         sinks=[ConsoleSink()],
-        exporter=publish,
+        export=True,
     )
 
 

@@ -33,9 +33,7 @@ from pipeline.simulators.bridges.module_bridge import (
     makes_environments,
 )
 from pipeline.tracking.base import Callback, Sink
-
-if TYPE_CHECKING:
-    from pipeline.trainer import TrainResult
+from pipeline.tracking.result import TrainResult
 
 _log = logging.getLogger(__name__)
 
@@ -113,13 +111,13 @@ def train(
     from pipeline.trainer.checkpoints.restore import checkpoints_of
 
     run_dir, env, n_learners = Path(run_dir), in_folder(env), max(learners, launched()[1])
+    settings = read_settings(settings)
     if n_learners > 1 and not all(isinstance(callback, Sink) for callback in callbacks):
         raise SettingsError(
             "callbacks: with several learners, a callback cannot end the run, so it must be a "
             "Sink; pass a Sink, or use one learner"
         )
     if isinstance(init_from, str | Path):
-        settings = read_settings(settings)
         init_from = checkpoints_of(init_from, settings, beside=run_dir)
     with _run_folder(run_dir, force=force, goes_on=resume or inference) as run:
         if init_from is not None:
@@ -131,7 +129,6 @@ def train(
             from pipeline.tracking.sinks import named_sinks, run_outside_dag
             from pipeline.trainer.supported import usable_device
 
-            settings = read_settings(settings)
             tracked = run_outside_dag(
                 settings,
                 source="pipeline.train",
@@ -158,24 +155,36 @@ def train(
             console.say(facts)
         else:
             _log.info("%s", facts)
-        return trainer.train(
+        job = trainer.JobSpec(
             envs,
             settings,
             seed=seed,
             run_dir=run_dir,
             num_envs=num_envs,
             env_args=env_args,
-            init_from=init_from,
-            on_start=run.start,
+            init_from=init_from or {},
             resume=resume,
+            torch_threads=torch_threads,
+        )
+        return trainer.train(
+            job,
             inference=inference,
             exporter=publish if export or "mlflow" in names else None,
             device=device,
-            torch_threads=torch_threads,
-            callbacks=opened,
+            callbacks=[*opened, _Started(run)],
             resume_interval_s=resume_interval_s,
             learners=learners,
         )
+
+
+class _Started(Callback):
+    """Keeps the folder of a run that has started."""
+
+    def __init__(self, folder: files.RunFolder) -> None:
+        self._folder = folder
+
+    def on_settings(self, settings: RunSettings) -> None:  # noqa: ARG002
+        self._folder.start()
 
 
 @contextmanager

@@ -125,7 +125,8 @@ def test_a_simulator_in_this_process_gives_the_bytes_of_its_executable(tmp_path)
         folder = tmp_path / f"{len(runs)}"
         for env, stop, resume in ((first, 300, False), (second, 600, True)):
             configuration["behaviors"]["3DBall"]["max_steps"] = stop
-            trainer.train(env, configuration, seed=1, run_dir=folder, resume=resume)
+            run = load_run_settings(None, overrides=configuration)
+            trainer.train(trainer.JobSpec(env, run, seed=1, run_dir=folder, resume=resume))
         runs[folder] = {
             name: content for name, content in artifacts(folder).items() if name.endswith(".pt")
         }
@@ -196,14 +197,15 @@ def test_compressed_images_give_the_same_weights_as_uncompressed_images(packed, 
     behavior = {"hyperparameters": numbers, "network_settings": network, **limits}
     digests = set()
     for args in ([], ["--compress"]):
-        result = trainer.train(
+        job = trainer.JobSpec(
             environment,
-            settings("GridWorld", **behavior),
+            load_run_settings(None, overrides=settings("GridWorld", **behavior)),
             seed=3,
             run_dir=tmp_path / "-".join(["run", *args]),
             env_args=args,
             log_folder=tmp_path / "logs",
-        ).behaviors["GridWorld"]
+        )
+        result = trainer.train(job).behaviors["GridWorld"]
         assert result.n_updates >= 5
         digests.add(digest(load_checkpoint(result.checkpoint)["learner"]["algorithm"]))
         assert "Ignored" not in (tmp_path / "logs" / "Player-0.log").read_text()

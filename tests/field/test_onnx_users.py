@@ -31,7 +31,7 @@ from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.space_text import from_text
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink
-from pipeline.trainer.api import train
+from pipeline.trainer import JobSpec, train
 from pipeline.wire.codec.decoding import behavior_spec_from
 from pipeline.wire.codec.encoding import brain_parameters, encode_steps
 from pipeline.wire.codec.generated.messages import BrainParametersProto
@@ -215,12 +215,13 @@ def test_exported_onnx_file_describes_the_scale_of_its_inputs_and_outputs(tmp_pa
         "network_settings": {"hidden_units": 4},
         "hyperparameters": {"batch_size": 4, "buffer_size": 8},
     }
-    result = train(
+    job = JobSpec(
         InProcessEnvironment(GymnasiumSimulator(id=[Steering()], visual="always")),
         load_run_settings(None, overrides={"behaviors": {"Steering": settings}}),
         seed=1,
         run_dir=tmp_path / "run",
     )
+    result = train(job)
     export.publish(result.behaviors["Steering"].checkpoint, tmp_path)
     path = tmp_path / "Steering.onnx"
     assert meanings_in(path) == MEANINGS

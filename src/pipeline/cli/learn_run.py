@@ -23,14 +23,13 @@ from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.named_env import executable_of, in_process_source
 from pipeline.errors import Interrupted, SettingsError, UnityException, few, shell_command
 from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
-from pipeline.tracking.base import Sink
+from pipeline.tracking.base import Callback, Sink
 from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.result import BehaviorResult, TrainResult
 from pipeline.tracking.sinks import run_outside_dag, standard_sinks
 from pipeline.tracking.timers import TimersSink, process_facts
-from pipeline.trainer import TrainResult
 from pipeline.trainer.checkpoints.file import RESUME_FILE
 from pipeline.trainer.checkpoints.restore import first_weights
-from pipeline.trainer.result import BehaviorResult
 
 _log = logging.getLogger(__name__)
 
@@ -179,48 +178,30 @@ def _train(
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just renamed.
     first = {name: folder.current_path(path) for name, path in weights.items()}
-    # The record of this training goes into each exported file. The list is changed in place,
-    # because the exporter keeps a reference to this list.
-    history = [provenance.of_learn(settings, env.seed, first, program)]
-
-    def on_pace(decided: RunSettings) -> None:
-        nonlocal settings
-        settings = decided
-        history[:] = [provenance.of_learn(settings, env.seed, first, program)]
-        _write_configuration(settings, run_dir)
-
-    def on_start() -> None:
-        facts = process_facts(trainer=_TRAINER)
-        keys = "trainer", "communication_protocol_version", "pytorch_version"
-        text = "Version information: %s, Communicator API %s, PyTorch %s"
-        _log.info(text, *(facts[key] for key in keys))
-        _write_configuration(settings, run_dir)
-        # If an error occurs before this line, `run_folder` restores the folder.
-        folder.start()
-        timers.start()
-
+    job = trainer.JobSpec(
+        _in_process(plan, settings) or program,
+        settings,
+        seed=env.seed,
+        run_dir=run_dir,
+        num_envs=env.num_envs,
+        env_args=tuple(env.env_args or ()),
+        resume=checkpoint.resume,
+        init_from=first,
+        torch_threads=settings.torch_settings.threads,
+        base_port=plan.base_port,
+        log_folder=None if _is_read_only(settings) else run_dir / LOGS,
+        starting_lesson=plan.starting_lesson or 0,
+    )
+    record = _Record(settings, folder, timers, first, program)
     try:
         return trainer.train(
-            _in_process(plan, settings) or program,
-            settings,
-            seed=env.seed,
-            run_dir=run_dir,
-            num_envs=env.num_envs,
-            env_args=tuple(env.env_args or ()),
-            resume=checkpoint.resume,
-            init_from=first,
+            job,
             device=settings.torch_settings.device,
-            torch_threads=settings.torch_settings.threads,
-            callbacks=_sinks(plan, settings, program, run_dir, timers),
-            base_port=plan.base_port,
-            log_folder=None if _is_read_only(settings) else run_dir / LOGS,
-            on_start=on_start,
-            on_pace=on_pace,
+            callbacks=[record, *_sinks(plan, settings, program, run_dir, timers)],
             inference=checkpoint.inference,
             # The trainer gets the exporter as an argument, because the trainer may not import the
             # DAG (layers in pyproject.toml).
-            exporter=partial(publish, history=history),
-            starting_lesson=plan.starting_lesson or 0,
+            exporter=partial(publish, history=record.history),
             learners=plan.learners,
         )
     except Interrupted as error:
@@ -239,6 +220,41 @@ def _train(
         raise
 
 
+class _Record(Callback):
+    """Writes the run's configuration, and keeps the record of the training for exported files."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        folder: files.RunFolder,
+        timers: TimersSink,
+        weights: Mapping[str, Path],
+        program: Path | None,
+    ) -> None:
+        self._settings, self._folder, self._timers = settings, folder, timers
+        self._of_learn = partial(provenance.of_learn, weights=weights, program=program)
+        # The exporter keeps a reference to this list, so the list is changed in place.
+        self.history = [self._of_learn(settings, settings.env_settings.seed)]
+
+    def on_settings(self, settings: RunSettings) -> None:
+        if settings != self._settings:
+            self._settings = settings
+            self.history[:] = [self._of_learn(settings, settings.env_settings.seed)]
+        # A run that is only played keeps the configuration of its training.
+        if not _is_read_only(settings):
+            path = self._folder.path / CONFIGURATION
+            files.write_whole(path, dump_yaml(to_mapping(settings)))
+        if self._folder.started:
+            return
+        facts = process_facts(trainer=_TRAINER)
+        keys = "trainer", "communication_protocol_version", "pytorch_version"
+        text = "Version information: %s, Communicator API %s, PyTorch %s"
+        _log.info(text, *(facts[key] for key in keys))
+        # If an error occurs before this line, `run_folder` restores the folder.
+        self._folder.start()
+        self._timers.start()
+
+
 def _in_process(plan: Plan, settings: RunSettings) -> SimulatorSource | None:
     """Return the simulator to step in this process; None if a process would work beside it."""
     from pipeline.algos.process_group import launched
@@ -251,12 +267,6 @@ def _in_process(plan: Plan, settings: RunSettings) -> SimulatorSource | None:
     if source is not None:
         _log.info("%s: steps in the trainer's process, which is faster.", env.env_path)
     return source
-
-
-def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
-    # A run that is only played keeps the configuration of its training.
-    if not _is_read_only(settings):
-        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
 
 
 def _sinks(

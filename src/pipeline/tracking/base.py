@@ -14,6 +14,8 @@ import numpy as np
 
 from pipeline.core.arrays import AnyArray
 from pipeline.errors import SettingsError
+from pipeline.settings import RunSettings
+from pipeline.tracking.result import TrainResult
 
 if TYPE_CHECKING:  # `report` and `sweep` would depend on the sources of environments
     from pipeline.envs.side_channels import StatsAggregationMethod
@@ -56,6 +58,14 @@ class Callback:
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Called when a behavior appears for the first time, with its settings as plain values."""
 
+    def on_settings(self, settings: RunSettings) -> None:
+        """Called with the settings of the run, from which it can be repeated.
+
+        The first call comes when the environments have connected and every behavior that they have
+        can be trained; until then only logs are written. Another call comes when
+        `steps_per_update: auto` has become a number. A finished run has no calls.
+        """
+
     def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:
         """Called after each exchange with the environments.
 
@@ -71,7 +81,7 @@ class Callback:
     def on_checkpoint(self, behavior: str, path: Path, step: int) -> None:
         """Called after a numbered checkpoint of a behavior has been written."""
 
-    def on_end(self, result: Any) -> None:
+    def on_end(self, result: TrainResult) -> None:
         """Called with the `TrainResult` of a complete run, after its last files are written."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pipeline import files
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink, Update
+from pipeline.tracking.result import TrainResult
 
 FORMAT = "0.1.0"
 
@@ -81,7 +82,7 @@ class TimersSink(Sink):
         """Count one update."""
         self._n_updates += 1
 
-    def on_end(self, result: Any) -> None:
+    def on_end(self, result: TrainResult) -> None:
         """Replace the collected seconds and counts by the exact numbers of the ended run."""
         self._metadata |= {name: str(count) for name, count in result.counts.items()}
         self._exact, self._n_exchanges = dict(result.seconds), result.n_exchanges

@@ -1,7 +1,8 @@
 """Training: the loop that turns environment steps into updates, checkpoints and summaries."""
 
+from pipeline.tracking.result import BehaviorResult, TrainResult
 from pipeline.trainer.api import train
+from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.pretraining import PretrainResult, pretrain
-from pipeline.trainer.result import BehaviorResult, TrainResult
 
-__all__ = ["BehaviorResult", "PretrainResult", "TrainResult", "pretrain", "train"]
+__all__ = ["BehaviorResult", "JobSpec", "PretrainResult", "TrainResult", "pretrain", "train"]

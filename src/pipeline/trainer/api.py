@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.tracking.base import Callback, Tracker
+from pipeline.tracking.result import TrainResult
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.manager import Exporter
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
@@ -32,7 +33,6 @@ from pipeline.trainer.distributed.workers import (
 )
 from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.trainer.loop import TrainingLoop
-from pipeline.trainer.result import TrainResult
 from pipeline.trainer.stopping import stop_on_signal
 from pipeline.trainer.supported import refuse_untrainable, usable_device
 
@@ -48,52 +48,24 @@ _TRIM_THRESHOLD_BYTES = 512 << 20
 
 
 def train(  # noqa: D417  # `pipeline.train` describes the others
-    env: object,
-    settings: RunSettings | Mapping[str, object] | Path | str,
+    job: JobSpec,
     *,
-    seed: int,
-    run_dir: Path | str,
-    num_envs: int = 1,
-    env_args: Sequence[str] = (),
-    base_port: int | None = None,
-    log_folder: Path | None = None,
-    init_from: Mapping[str, Path] | None = None,
-    whole_weights: bool = False,
-    resume: bool = False,
     inference: bool = False,
     exporter: Exporter | None = None,
     device: str | None = "cpu",
-    torch_threads: int | None = 1,
     callbacks: Sequence[Callback] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
-    on_start: Callable[[], None] | None = None,
-    on_pace: Callable[[RunSettings], None] | None = None,
-    starting_lesson: int = 0,
     learners: int = 1,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
     Environments and sinks are closed at the end, also after an error: no process or thread is left.
 
-    The arguments that `pipeline.train` has too are described there; all others are:
+    The arguments that `pipeline.train` has too are described there; the other one is:
 
     Args:
-        env: path of an executable; None for players that are started elsewhere, such as the Unity
-            Editor; or one or several objects with the members of ML-Agents' `BaseEnv`.
-        base_port: TCP port of the first process. None means a port that the system chooses, or the
-            Editor's port, 5004, for players that are started elsewhere.
-        log_folder: where executables write their logs.
-        init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
-            that the settings name (`initialize_from`, `init_path`).
-        whole_weights: raise an error if a tensor of `init_from` does not fit, instead of a warning.
         exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
             checkpoint, and `run_logs/training_status.json` then lists both; None writes neither.
-        on_start: called once, when the environments have connected and every behavior that they
-            have can be trained; until then only logs are written.
-        on_pace: called with the settings when `steps_per_update: auto` has become a number; with
-            these settings the run can be repeated.
-        starting_lesson: lesson, counted from 0, in which every curriculum begins; a curriculum with
-            fewer lessons begins with its last lesson.
 
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
@@ -105,7 +77,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
     if rank > 0:
         # Only the first process reports, so the sinks of this process are closed unused.
         with Tracker(callbacks):
-            return run_as_learner(None if isinstance(env, str | Path) else env)
+            return run_as_learner(None if isinstance(job.env, str | Path) else job.env)
     if n_processes > 1 and learners not in (1, n_processes):
         raise SettingsError(
             f"learners: {learners} does not match the {n_processes} processes that torchrun has "
@@ -113,40 +85,23 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         )
     learners = max(learners, n_processes)
     if learners > 1:
-        torch_threads = torch_threads or 1
-    run_dir = Path(run_dir)
-    with Tracker(callbacks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
+        job = replace(job, torch_threads=job.torch_threads or 1)
+    with Tracker(callbacks) as tracker, _limited_threads(job.torch_threads), ExitStack() as stack:
         if not inference:
             # Two runs in one folder would overwrite each other's checkpoints.
-            stack.enter_context(files.sole_writer(run_dir))
-        run = read_settings(settings).with_seed(seed)
+            stack.enter_context(files.sole_writer(job.run_dir))
+        run = job.settings.with_seed(job.seed)
         refuse_untrainable(run)
         run = without_threaded(run) if learners > 1 else run
-        if init_from is None:
-            init_from = first_weights(run)
+        job = replace(job, settings=run, init_from=job.init_from or first_weights(run))
         # A damaged file is reported before the environments start, which may take minutes.
-        for file in init_from.values():
+        for file in job.init_from.values():
             load_checkpoint(file)
-        if resume:
-            refuse_other_networks(run_dir, run)
+        if job.resume:
+            refuse_other_networks(job.run_dir, run)
         # All learners must have devices of one type, but measurements could choose different types.
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
-        job = JobSpec(
-            settings=run,
-            seed=seed,
-            run_dir=run_dir,
-            env=env,
-            num_envs=num_envs,
-            env_args=env_args,
-            base_port=base_port,
-            log_folder=log_folder,
-            init_from=init_from,
-            whole_weights=whole_weights,
-            resume=resume,
-            torch_threads=torch_threads,
-            starting_lesson=starting_lesson,
-        )
         group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
             refuse_single_process_only(job, learners, inference=inference, started=n_processes > 1)
@@ -158,8 +113,8 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                 else started(
                     learners,
                     device=chosen,
-                    threads=torch_threads or 1,
-                    log_folder=log_folder or run_dir / "run_logs",
+                    threads=job.torch_threads or 1,
+                    log_folder=job.log_folder or job.run_dir / "run_logs",
                 )
             )
             # `stack` exits in reverse order: the processes end first, and then the folder's lock is
@@ -175,8 +130,6 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
             inference=inference,
             exporter=exporter,
             resume_interval_s=resume_interval_s,
-            on_start=on_start,
-            on_pace=on_pace,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +20,34 @@ from pipeline.settings.trainer import schema
 from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class JobSpec:
-    """The arguments of `trainer.api.train` that every process of a run needs."""
+    """What a run trains, for each of its processes; `pipeline.train` describes the other fields."""
 
+    env: object
+    """Path of an executable; None for players that are started elsewhere, such as the Unity Editor;
+    or one or several objects with the members of ML-Agents' `BaseEnv`."""
     settings: schema.RunSettings
+    _: KW_ONLY
     seed: int
     run_dir: Path
-    env: object = None
     num_envs: int = 1
     env_args: Sequence[str] = ()
     base_port: int | None = None
+    """TCP port of the first process. None means a port that the system chooses, or the Editor's
+    port, 5004, for players that are started elsewhere."""
     log_folder: Path | None = None
     """Folder of the executables' logs."""
     init_from: Mapping[str, Path] = field(default_factory=dict)
+    """Checkpoint with the initial weights of each behavior; without any, the checkpoints that the
+    settings name (`initialize_from`, `init_path`)."""
     whole_weights: bool = False
+    """Whether a tensor of `init_from` that does not fit is an error, instead of a warning."""
     resume: bool = False
     torch_threads: int | None = 1
-    """Threads of torch; None measures how many are fastest."""
     starting_lesson: int = 0
+    """Lesson, counted from 0, in which every curriculum begins; a curriculum with fewer lessons
+    begins with its last lesson."""
 
     def for_others(self) -> JobSpec:
         """Return the job with absolute paths, and without objects in `env`, for other processes."""

@@ -1,7 +1,8 @@
 """The training loop: step all environments, update every behavior, save checkpoints."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,11 @@ from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
 from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings import RunSettings
 from pipeline.settings.pace import AUTO
 from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.tracking.base import Tracker, Update
+from pipeline.tracking.result import BehaviorResult, TrainResult
 from pipeline.trainer.batching import Message
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
@@ -48,7 +49,6 @@ from pipeline.trainer.distributed.sync import Synchronizer, settings_per_learner
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
 from pipeline.trainer.pace import PaceMeter
-from pipeline.trainer.result import TrainResult, result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.timing import Stopwatch, add_reports
@@ -70,7 +70,6 @@ class TrainingLoop:
         tracker: calls the callbacks, which may end the run unless it has several learners.
         inference: act, and count steps and episodes, but neither learn nor save.
         resume_interval_s: least seconds between two writes of the resume files.
-        on_start: not called for a finished run, whose files must not change.
         group: the processes of the run, each with its own training loop; only the first one saves.
     """
 
@@ -84,8 +83,6 @@ class TrainingLoop:
         inference: bool = False,
         exporter: Exporter | None = None,
         resume_interval_s: float = RESUME_INTERVAL_S,
-        on_start: Callable[[], None] | None = None,
-        on_pace: Callable[[RunSettings], None] | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self.workers = workers
@@ -119,7 +116,6 @@ class TrainingLoop:
         self._saved = group.scatter_object(states_by_rank(saved, group.size))
         self._exact = False
         self._updated: set[str] = set()
-        self._on_start, self._on_pace = on_start, on_pace
         self._meters: dict[Learner, PaceMeter] = {}
         """Meters of behaviors with `steps_per_update: auto`, until the number is chosen."""
         self._started = False
@@ -183,8 +179,6 @@ class TrainingLoop:
     def _step_until_finished(self, should_stop: StopRequest) -> None:
         while True:
             self._step()
-            if not self._started:
-                self._note_start()
             if self._is_ended or self._finished() or (self.inference and should_stop()):
                 return
             if self._updated:
@@ -230,13 +224,15 @@ class TrainingLoop:
             self.lessons.reset(self.learners.values())
 
     def _note_start(self) -> None:
-        """When the first behavior has appeared, call `on_start`, and warn of unused weights."""
+        """When the first behavior has appeared, call `on_settings`; warn of unused weights."""
         if self._started or not self.learners:
             return
         self._started = True
         self.resume_points.note_start(self.learners.values())
-        if self._on_start is not None and not self._finished():
-            self._on_start()
+        if not self._finished():  # the files of a finished run must not change
+            self.tracker.tell("on_settings", self.settings)
+            if self.tracker.error is not None:
+                raise self.tracker.error  # nothing has been learned that must be saved first
         self.checkpoints.list_lessons(self.lessons.curriculum.numbers)
         warn_of_unused(self.job.init_from, self.learners, self.settings)
 
@@ -248,6 +244,8 @@ class TrainingLoop:
                 self._receive(group)
             # While this group's environments compute, the loop turns to the next group.
             turns += self._turn(group)
+        if not self._started:
+            self._note_start()
         self.stopwatch.n_exchanges += 1
         for learner, meter in list(self._meters.items()):
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
@@ -420,8 +418,8 @@ class TrainingLoop:
 
     def _set_pace(self, name: str, number: float) -> None:
         self.settings = self.checkpoints.settings = self.settings.with_pace(name, number)
-        if self._on_pace is not None:
-            self._on_pace(self.settings)
+        if self._started:
+            self.tracker.tell("on_settings", self.settings)
 
     def _note_update(self, learner: Learner) -> None:
         self._updated.add(learner.name)
@@ -553,3 +551,34 @@ class TrainingLoop:
 
 def _next_multiple(step: int, interval: int) -> int:
     return (step // interval + 1) * interval
+
+
+def result_of(
+    learners: Mapping[str, Learner],
+    run_dir: Path,
+    seconds: Mapping[str, float],
+    *,
+    interrupted: Sequence[int],
+    n_exchanges: int,
+) -> TrainResult:
+    """Return the results of a run; `seconds`, `interrupted`, `n_exchanges` as in `TrainResult`."""
+    behaviors = {}
+    for name, learner in learners.items():
+        recent = learner.statistics.recent
+        behaviors[name] = BehaviorResult(
+            steps=learner.step,
+            n_updates=learner.n_updates,
+            n_episodes=learner.statistics.n_episodes,
+            mean_reward=sum(recent) / len(recent) if recent else None,
+            n_recent=len(recent),
+            checkpoint=files.named(run_dir, name) / RESUME_FILE,
+            elo=None if learner.snapshot_pool is None else learner.snapshot_pool.rating,
+            interrupted_at=interrupted[-1] if interrupted else None,
+        )
+    return TrainResult(
+        behaviors=behaviors,
+        seconds=seconds,
+        n_exchanges=n_exchanges,
+        counts=sum((learner.counts for learner in learners.values()), Counter()),
+        interrupted=tuple(interrupted),
+    )

@@ -27,7 +27,7 @@ from pipeline.dag import provenance
 from pipeline.dag.attempt import digest_of
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import SettingsError
-from pipeline.trainer import result
+from pipeline.trainer import loop
 from pipeline.trainer.stopping import StopRequest
 from pipeline.wire.channels import side_channels as wire
 from pipeline.wire.codec.generated.messages import UnityRLInitializationInputProto
@@ -224,7 +224,7 @@ def test_forced_run_may_start_from_the_weights_that_it_replaces(learn, fake, cap
 def test_final_summary_states_how_many_episodes_the_mean_reward_covers(
     learn, fake, capsys, monkeypatch, returns, said
 ):
-    of_learners = result.result_of
+    of_learners = loop.result_of
 
     def with_returns(learners, *arguments, **options):
         for learner in learners.values():

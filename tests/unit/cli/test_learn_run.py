@@ -15,7 +15,7 @@ from pipeline.cli import learn_run
 from pipeline.cli.learn_settings import Plan
 from pipeline.files import RunFolder
 from pipeline.settings import load_run_settings
-from pipeline.trainer.result import BehaviorResult, TrainResult
+from pipeline.tracking.result import BehaviorResult, TrainResult
 
 ENV = {"env_path": "game", "num_envs": 3, "env_args": ["--level", "7"], "seed": 4}
 
@@ -34,12 +34,13 @@ def asked(monkeypatch):
     """Arguments of the calls of the trainer and of the provenance record; nothing is trained."""
     seen = SimpleNamespace(timers=mock.Mock())
 
-    def train(program, given, **options):
-        seen.program, seen.settings, seen.options = program, given, options
-        options["on_start"]()
+    def train(job, **options):
+        seen.job, seen.options = job, options
+        seen.told, *seen.sinks = options.pop("callbacks")
+        seen.told.on_settings(job.settings)
         return "result"
 
-    def record(given, seed, weights, program):
+    def record(given, seed, *, weights, program):
         seen.record = (given, seed, weights, program)
         return "record"
 
@@ -63,27 +64,24 @@ def test_learn_passes_all_settings_and_the_new_paths_of_moved_weights_to_the_tra
     assert learn_run._train(plan, run, folder, weights, asked.timers) == "result"
     present = {"A": moved / "A/checkpoint.pt", "B": tmp_path / "y/B/checkpoint.pt"}
     program = Path("game.x86_64")
-    assert (asked.program, asked.settings) == (program, run)
     exporter = asked.options.pop("exporter")
     assert (exporter.func, exporter.keywords) == (learn_run.publish, {"history": ["record"]})
     assert asked.record == (run, 4, present, program)
-    del asked.options["on_start"], asked.options["on_pace"]
-    assert asked.options == {
-        "seed": 4,
-        "run_dir": tmp_path / "x",
-        "num_envs": 3,
-        "env_args": ("--level", "7"),
-        "resume": False,
-        "init_from": present,
-        "device": "cuda:1",
-        "torch_threads": 8,
-        "callbacks": [(plan, run, program, tmp_path / "x", asked.timers)],
-        "base_port": 6000,
-        "log_folder": tmp_path / "x/run_logs",
-        "inference": False,
-        "starting_lesson": 2,
-        "learners": 2,
-    }
+    assert asked.job == trainer.JobSpec(
+        program,
+        run,
+        seed=4,
+        run_dir=tmp_path / "x",
+        num_envs=3,
+        env_args=("--level", "7"),
+        init_from=present,
+        torch_threads=8,
+        base_port=6000,
+        log_folder=tmp_path / "x/run_logs",
+        starting_lesson=2,
+    )
+    assert asked.options == {"device": "cuda:1", "inference": False, "learners": 2}
+    assert asked.sinks == [(plan, run, program, tmp_path / "x", asked.timers)]
     assert folder.started
     asked.timers.start.assert_called_once()
     assert load_run_settings(tmp_path / "x/configuration.yaml").env_settings.num_envs == 3
@@ -94,10 +92,10 @@ def test_inference_writes_a_configuration_unless_it_resumes(resume, is_written, 
     run = settings(resume=resume, inference=True)
     plan = Plan(settings=run, flags={})
     learn_run._train(plan, run, RunFolder(tmp_path), {}, asked.timers)
-    assert (asked.options["resume"], asked.options["inference"]) == (resume, True)
-    assert asked.options["log_folder"] == (tmp_path / "run_logs" if is_written else None)
+    assert (asked.job.resume, asked.options["inference"]) == (resume, True)
+    assert asked.job.log_folder == (tmp_path / "run_logs" if is_written else None)
     assert (tmp_path / "configuration.yaml").exists() == is_written
-    assert (asked.options["starting_lesson"], asked.options["learners"]) == (0, 1)
+    assert (asked.job.starting_lesson, asked.options["learners"]) == (0, 1)
 
 
 def test_steps_per_update_chosen_by_auto_is_written_to_the_runs_configuration(asked, tmp_path):
@@ -105,7 +103,7 @@ def test_steps_per_update_chosen_by_auto_is_written_to_the_runs_configuration(as
     run = load_run_settings(None, overrides={"behaviors": {"A": trainer}})
     folder = RunFolder(tmp_path)
     learn_run._train(Plan(settings=run, flags={}), run, folder, {}, asked.timers)
-    asked.options["on_pace"](run.with_pace("A", 3.5))
+    asked.told.on_settings(run.with_pace("A", 3.5))
     written = load_run_settings(tmp_path / "configuration.yaml").behaviors["A"].hyperparameters
     assert written.steps_per_update == 3.5
     assert asked.record[0].undecided() == {}
@@ -186,7 +184,8 @@ def test_long_runs_are_compiled_and_a_resumed_run_keeps_the_choice(changes, comp
 
     run = decided(**changes)
     assert run.torch_settings.compile is compiles
-    learn_run._write_configuration(run, tmp_path)
+    written = learn_run._Record(run, RunFolder(tmp_path), mock.Mock(), {}, None)
+    written.on_settings(run)
     for max_steps in (100_000, 5_000_000):
         assert decided(max_steps, resume=True).torch_settings.compile is compiles
 

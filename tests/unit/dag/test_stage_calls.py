@@ -22,9 +22,10 @@ from pipeline.evaluation.episodes import Episode
 from pipeline.export import publish as writing
 from pipeline.settings import load_run_settings
 from pipeline.tracking import run_metadata
+from pipeline.tracking.result import BehaviorResult, TrainResult
+from pipeline.trainer import JobSpec
 from pipeline.trainer.checkpoints import restore
 from pipeline.trainer.pretraining import PretrainResult
-from pipeline.trainer.result import BehaviorResult, TrainResult
 
 BEHAVIORS = {"A": {"max_steps": 70}, "B": {"max_steps": 90}}
 POLICIES = {"A": Path("a.pt"), "B": Path("b.pt")}
@@ -107,7 +108,7 @@ def test_train_stage_passes_all_settings_to_the_trainer_and_writes_all_results(
     settings = load_run_settings(None, overrides={"behaviors": BEHAVIORS, **env})
     first, attempt.resumed = {"A": Path("first.pt")}, True
     metrics = trained(settings, first)
-    parts.train.assert_called_once_with(
+    job = JobSpec(
         Path("game"),
         settings,
         seed=7,
@@ -118,11 +119,9 @@ def test_train_stage_passes_all_settings_to_the_trainer_and_writes_all_results(
         whole_weights=True,
         log_folder=attempt.run / "logs",
         resume=True,
-        device="cuda",
         torch_threads=3,
-        callbacks=["sink"],
-        learners=2,
     )
+    parts.train.assert_called_once_with(job, device="cuda", callbacks=["sink"], learners=2)
     tracked, chosen = parts.standard_sinks.call_args.args
     assert (tracked.folder, tracked.key, tracked.row) == (attempt.run, "key", "row")
     assert (tracked.max_steps, tracked.record) == ({"A": 70, "B": 90}, parts.record)
@@ -155,9 +154,9 @@ def test_train_stage_of_a_sweep_trial_is_stopped_by_the_pruner_and_marked_as_pru
     settings = load_run_settings(None, overrides={"behaviors": {"A": BEHAVIORS["A"]}})
     attempt.resumed = False
     trained(settings, None)
-    options = parts.train.call_args.kwargs
+    (job,), options = parts.train.call_args
     assert options["callbacks"] == ["sink", pruner]
-    assert (options["resume"], options["init_from"]) == (False, None)
+    assert (job.resume, job.init_from) == (False, {})
     parts.tell_pretraining.assert_not_called()
     assert parts.recorded.call_args.kwargs["prefix"] is False
     assert not attempt.facts["pruned"]

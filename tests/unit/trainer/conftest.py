@@ -92,7 +92,9 @@ def make_loop(tmp_path):
             for field in fields(JobSpec)
             if field.name in options
         }
-        job = JobSpec(**{"settings": settings, "seed": 1, "run_dir": tmp_path} | job_options)
+        job = JobSpec(
+            **{"env": None, "settings": settings, "seed": 1, "run_dir": tmp_path} | job_options
+        )
         cpu = torch.device("cpu")
         return TrainingLoop(workers, job, device=cpu, tracker=Tracker(sinks), **options)
 

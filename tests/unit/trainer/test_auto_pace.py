@@ -12,6 +12,7 @@ from pipeline import trainer
 from pipeline.algos.sac import SAC
 from pipeline.errors import SettingsError
 from pipeline.settings.pace import MOST
+from pipeline.tracking.base import Callback
 from pipeline.trainer import pace as pace_module
 from pipeline.trainer import timing
 from pipeline.trainer.checkpoints.file import digest, load_checkpoint
@@ -50,19 +51,27 @@ def fixed(monkeypatch):
     monkeypatch.setattr(pace_module.machine, "n_processors", lambda: 4)
 
 
+class Told(Callback):
+    """Keeps the settings of the run that have no `auto`."""
+
+    def __init__(self, now=lambda: ()):
+        self.settings, self.times, self._now = [], [], now
+
+    def on_settings(self, settings):
+        if not settings.undecided():
+            self.settings.append(settings)
+            self.times.append(self._now())
+
+
 @pytest.fixture
 def run(quick, in_process, tmp_path):
-    def train(toy, changes, name, pace, *, folder=None, **options):
+    def train(toy, changes, name, pace, *, resume=False, told=None):
         own = changes.get("hyperparameters", {})
         hyperparameters = {"hyperparameters": REPLAY | {"steps_per_update": pace} | own}
         settings = quick(**{"max_steps": 200} | changes | hyperparameters)
-        result = trainer.train(
-            in_process(toy(seed=3, n_agents=2)),
-            settings,
-            seed=1,
-            run_dir=tmp_path / (folder or name),
-            **options,
-        )
+        folder, env = tmp_path / name, in_process(toy(seed=3, n_agents=2))
+        job = trainer.JobSpec(env, settings, seed=1, run_dir=folder, resume=resume)
+        result = trainer.train(job, callbacks=[told or Told()])
         return load_checkpoint(result.behaviors["Toy"].checkpoint)
 
     return train
@@ -77,11 +86,11 @@ def test_run_with_steps_per_update_auto_equals_a_run_that_starts_with_the_chosen
     toy, changes, run, fixed, caplog
 ):
     caplog.set_level(logging.INFO)
-    told = []
+    told = Told()
     before = torch.random.get_rng_state()
-    chosen = run(toy, changes, "auto", "auto", on_pace=told.append)
+    chosen = run(toy, changes, "auto", "auto", told=told)
     assert torch.equal(before, torch.random.get_rng_state())
-    (settings,) = told
+    (settings,) = told.settings
     pace = settings.behaviors["Toy"].hyperparameters.steps_per_update
     written = chosen["settings"]["hyperparameters"]
     assert written["steps_per_update"] == pace
@@ -113,10 +122,10 @@ def test_resumed_run_keeps_the_steps_per_update_of_its_checkpoint(
     for state in (half, whole):
         assert state["settings"]["hyperparameters"]["steps_per_update"] < MOST
     monkeypatch.setattr(pace_module, "gradient_step_seconds", None)  # fails if measured again
-    told = []
-    resumed = run(Chase, changes, "halves", "auto", resume=True, on_pace=told.append)
+    told = Told()
+    resumed = run(Chase, changes, "halves", "auto", resume=True, told=told)
     paces = [s["settings"]["hyperparameters"]["steps_per_update"] for s in (half, resumed)]
-    assert paces == [told[0].behaviors["Toy"].hyperparameters.steps_per_update] * 2
+    assert paces == [told.settings[0].behaviors["Toy"].hyperparameters.steps_per_update] * 2
     changed = run(Chase, changes | {"max_steps": 300}, "halves", 5.0, resume=True)
     assert changed["settings"]["hyperparameters"]["steps_per_update"] == 5.0
 
@@ -126,11 +135,10 @@ def test_behaviors_without_their_own_settings_share_the_chosen_steps_per_update(
 ):
     settings = quick(trainer_type="sac", hyperparameters=REPLAY | {"steps_per_update": "auto"})
     settings = replace(settings, default_settings=settings.behaviors["Toy"], behaviors={})
-    told = []
-    trainer.train(
-        in_process(Chase(n_agents=2)), settings, seed=1, run_dir=tmp_path, on_pace=told.append
-    )
-    (decided,) = told
+    told = Told()
+    job = trainer.JobSpec(in_process(Chase(n_agents=2)), settings, seed=1, run_dir=tmp_path)
+    trainer.train(job, callbacks=[told])
+    (decided,) = told.settings
     assert not decided.behaviors
     assert not decided.default_settings.is_undecided
 
@@ -202,16 +210,12 @@ def test_exchanges_keep_the_expected_share_of_their_rate_with_the_automatic_step
     hyperparameters = REPLAY | {"steps_per_update": "auto"}
     more = {"trainer_type": "sac", "max_steps": 300 * n_agents, "time_horizon": 4, **changes}
     settings = quick(hyperparameters=hyperparameters, **more)
-    told = []
-
-    def note(decided):
-        told.append((clock.now, environment.n_exchanges, decided))
-
     environment = Elsewhere(Chase(seed=3, n_agents=n_agents), clock, exchange_ms / 1e3)
+    told = Told(lambda: (clock.now, environment.n_exchanges))
+    job = trainer.JobSpec(environment, settings, seed=1, run_dir=tmp_path)
     # No resume points by time, because saving completes an update that is under way.
-    options = {"seed": 1, "run_dir": tmp_path, "on_pace": note, "resume_interval_s": 1e6}
-    trainer.train(environment, settings, **options)
-    ((began, n_before, decided),) = told
+    trainer.train(job, callbacks=[told], resume_interval_s=1e6)
+    (decided,), ((began, n_before),) = told.settings, told.times
     assert decided.behaviors["Toy"].hyperparameters.steps_per_update == pytest.approx(pace, rel=0.1)
     per_exchange_ms = 1e3 * (clock.now - began) / (environment.n_exchanges - n_before)
     assert exchange_ms / per_exchange_ms >= share

@@ -13,7 +13,7 @@ from toys import Chase
 
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.errors import Interrupted, SettingsError
+from pipeline.errors import Interrupted, SettingsError, TrainingError
 from pipeline.tracking.base import Callback, Sink
 from pipeline.trainer import api
 from pipeline.trainer.checkpoints.file import load_checkpoint
@@ -226,3 +226,36 @@ def test_callback_used_outside_a_run_or_given_as_a_class_is_refused(quick, tmp_p
 def test_error_for_a_sink_with_the_old_name_of_a_method_gives_the_new_name():
     with pytest.raises(TypeError, match=r"^Old\.metrics has a new name: on_summary$"):
         type("Old", (Sink,), {"metrics": lambda *_: None})
+
+
+def test_settings_are_told_once_before_the_first_exchange_and_never_by_a_finished_run(
+    quick, tmp_path
+):
+    class Told(Callback):
+        def __init__(self):
+            self.told = []
+
+        def on_settings(self, settings):
+            self.told.append(settings.behaviors["Toy"].max_steps)
+
+        def on_exchange(self, steps, n_episodes):
+            self.told[1:] = ["exchanged"]
+
+    first, again = Told(), Told()
+    train(quick, tmp_path, callbacks=[first], changes={"max_steps": 60})
+    assert first.told == [60, "exchanged"]
+    train(quick, tmp_path, callbacks=[again], changes={"max_steps": 60}, resume=True)
+    assert again.told == []
+
+
+def test_error_in_on_settings_ends_the_run_before_it_starts(quick, tmp_path):
+    class Refuses(Callback):
+        def on_settings(self, settings):
+            raise OSError("disk full")
+
+    train(quick, tmp_path / "run", changes={"max_steps": 60})
+    kept = files_of(tmp_path / "run")
+    with pytest.raises(TrainingError, match="disk full"):
+        train(quick, tmp_path / "run", callbacks=[Refuses()], force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert files_of(tmp_path / "run") == kept

@@ -203,10 +203,10 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(api, "joined", joined)
     monkeypatch.setattr(api, "open_workers", opened)
 
-    def train(settings=TOY, **changes):
+    def train(settings=TOY, *, learners=1, **changes):
         options = {"seed": 3, "run_dir": tmp_path / "run", "torch_threads": 2} | changes
         with pytest.raises(OpenedError):
-            api.train("game", settings, **options)
+            api.train(JobSpec("game", api.read_settings(settings), **options), learners=learners)
         return seen
 
     return train
@@ -262,12 +262,12 @@ def test_process_of_rank_1_trains_with_the_job_of_the_first_process(run, launche
 def test_environment_objects_for_several_learners_and_a_wrong_number_of_learners_are_refused(
     run, launched, tmp_path
 ):
-    options = {"seed": 1, "run_dir": tmp_path}
+    job = JobSpec([object()], api.read_settings(TOY), seed=1, run_dir=tmp_path)
     with pytest.raises(SettingsError, match="each of the 2 learners starts an executable"):
-        api.train([object()], TOY, learners=2, **options)
+        api.train(job, learners=2)
     launched(0, 2)
     with pytest.raises(SettingsError, match="3 does not match the 2 processes"):
-        api.train("game", TOY, learners=3, **options)
+        api.train(replace(job, env="game"), learners=3)
 
 
 def test_single_learner_keeps_threaded_true_and_restores_the_number_of_torch_threads(

@@ -18,7 +18,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException
 from pipeline.tracking import names
-from pipeline.trainer.api import train
+from pipeline.trainer import JobSpec, train
 from pipeline.trainer.batching import sample_rows
 from pipeline.trainer.checkpoints.file import digest
 from pipeline.trainer.learner import Learner
@@ -147,7 +147,7 @@ def test_teams_of_a_behavior_with_different_observations_are_refused(quick, tmp_
     teams = SimpleNamespace(behavior_specs=specs, reset=steps, step=steps, close=lambda: None)
     message = r"^behavior Toy: the team of Toy\?team=1 sends obs.* \(3,\)"
     with pytest.raises(UnityObservationException, match=message):
-        train(InProcessEnvironment(teams), quick(), seed=1, run_dir=tmp_path)
+        train(JobSpec(InProcessEnvironment(teams), quick(), seed=1, run_dir=tmp_path))
 
 
 def test_group_rewards_count_in_returns_but_not_in_the_cumulative_reward(make_learner):

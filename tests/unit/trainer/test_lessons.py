@@ -18,6 +18,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
+from pipeline.trainer import JobSpec
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
@@ -168,7 +169,8 @@ def test_lessons_are_logged_and_their_numbers_are_in_the_summaries(
 def test_a_run_starts_in_the_given_lesson(configured, in_process, tmp_path):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, LATER, 2.0, LATER, 3.0], wind=5.0)
-    trainer.train(in_process(toy), settings, seed=1, run_dir=tmp_path, starting_lesson=2)
+    job = JobSpec(in_process(toy), settings, seed=1, run_dir=tmp_path, starting_lesson=2)
+    trainer.train(job)
     assert told(toy) == [(0, "pay", 3.0), (0, "wind", 5.0), (0, "reset")]
 
 

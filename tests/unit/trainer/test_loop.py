@@ -23,6 +23,7 @@ from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
+from pipeline.trainer import JobSpec
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.stopping import StopRequest
 
@@ -140,10 +141,10 @@ def test_resumed_run_continues_at_the_saved_step(quick, recorder, train_in):
 
 
 def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process):
-    results = [
-        trainer.train(in_process(Corridor(n_agents=4)), quick(), seed=1, run_dir=tmp_path)
-        for _ in range(2)
-    ]
+    results = []
+    for _ in range(2):
+        toy = in_process(Corridor(n_agents=4))
+        results.append(trainer.train(JobSpec(toy, quick(), seed=1, run_dir=tmp_path)))
     assert results[0].behaviors == results[1].behaviors
 
 

@@ -29,7 +29,7 @@ from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpoi
 from pipeline.trainer.checkpoints.restore import latest_run, load_policy, resumes_exactly
 from pipeline.trainer.checkpoints.resume_points import JointResumePoints
 from pipeline.trainer.distributed.sync import Synchronizer
-from pipeline.trainer.result import result_of
+from pipeline.trainer.loop import result_of
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 

@@ -156,12 +156,12 @@ def test_exact_resume_restores_the_number_of_rows_at_the_last_synchronisation(lo
         first.run(request)
     saved = first.checkpoints.saved()
     counted = []
-    resumed = loop(
-        max_steps=5000,
-        resume=True,
-        on_start=lambda: counted.append(resumed.learners["Toy"].sync.held),
-        callbacks=[EndsWhen(lambda: True)],
-    )
+
+    class Counts(EndsWhen):
+        def on_settings(self, _settings):
+            counted.append(resumed.learners["Toy"].sync.held)
+
+    resumed = loop(max_steps=5000, resume=True, callbacks=[Counts(lambda: True)])
     with resumed.workers:
         resumed.run(StopRequest())
     n_held = saved["Toy"]["held"]

@@ -131,23 +131,22 @@ def _train(
         pruner = _pruner(run)
         if pruner is not None:
             callbacks.append(pruner)
-        result = trainer.train(
+        job = trainer.JobSpec(
             build.file,
             settings,
             seed=run.seed,
             run_dir=attempt.run,
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
-            init_from=started_from,
+            init_from=started_from or {},
             # The pretrained policy has the same network, so every tensor must fit.
             whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
-            device=runtime["device"],
             torch_threads=runtime["torch_threads"],
-            callbacks=callbacks,
-            learners=run.experiment.learners,
         )
+        device, n_learners = runtime["device"], run.experiment.learners
+        result = trainer.train(job, device=device, callbacks=callbacks, learners=n_learners)
         attempt.facts["pruned"] = pruner is not None and pruner.stop
         checkpoints = {name: behavior.checkpoint for name, behavior in result.behaviors.items()}
         history = _history(run, attempt, result.interrupted)

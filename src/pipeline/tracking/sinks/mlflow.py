@@ -10,6 +10,7 @@ from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.mlflow_run import MlflowRun, enabled
+from pipeline.tracking.result import TrainResult
 from pipeline.tracking.sinks import TrackedRun
 
 
@@ -49,7 +50,7 @@ class MlflowSink(MlflowRun):
         if behavior not in self._run.max_steps:
             self.params(run_metadata.parameters({behavior: settings}, prefix=True))
 
-    def on_end(self, result: Any) -> None:
+    def on_end(self, result: TrainResult) -> None:
         """Write the final numbers, the digests of the outputs, and the models."""
         if self._began_s is None:
             return

@@ -10,6 +10,7 @@ from pipeline import files
 from pipeline.core.arrays import AnyArray
 from pipeline.tracking import names, run_metadata
 from pipeline.tracking.base import Sink
+from pipeline.tracking.result import TrainResult
 from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class WandbSink(Sink):
 
             self._log(behavior, {tag: wandb.Image(image)}, step)
 
-    def on_end(self, result: Any) -> None:
+    def on_end(self, result: TrainResult) -> None:
         """Write the final numbers of the run into its summary."""
         # `close` also runs after an error, and gives exit code 0 only to a complete run.
         self._complete = True

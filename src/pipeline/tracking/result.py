@@ -1,15 +1,11 @@
 """The results of a run."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import files
 from pipeline.tracking.run_metadata import INTERRUPTED
-from pipeline.trainer.checkpoints.file import RESUME_FILE
-from pipeline.trainer.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,34 +57,3 @@ class TrainResult:
     def numbers(self) -> dict[str, dict[str, Any]]:
         """Return each behavior's final numbers, as `BehaviorResult.numbers` returns them."""
         return {name: outcome.numbers() for name, outcome in self.behaviors.items()}
-
-
-def result_of(
-    learners: Mapping[str, Learner],
-    run_dir: Path,
-    seconds: Mapping[str, float],
-    *,
-    interrupted: Sequence[int],
-    n_exchanges: int,
-) -> TrainResult:
-    """Return the results of a run; `seconds`, `interrupted`, `n_exchanges` as in `TrainResult`."""
-    behaviors = {}
-    for name, learner in learners.items():
-        recent = learner.statistics.recent
-        behaviors[name] = BehaviorResult(
-            steps=learner.step,
-            n_updates=learner.n_updates,
-            n_episodes=learner.statistics.n_episodes,
-            mean_reward=sum(recent) / len(recent) if recent else None,
-            n_recent=len(recent),
-            checkpoint=files.named(run_dir, name) / RESUME_FILE,
-            elo=None if learner.snapshot_pool is None else learner.snapshot_pool.rating,
-            interrupted_at=interrupted[-1] if interrupted else None,
-        )
-    return TrainResult(
-        behaviors=behaviors,
-        seconds=seconds,
-        n_exchanges=n_exchanges,
-        counts=sum((learner.counts for learner in learners.values()), Counter()),
-        interrupted=tuple(interrupted),
-    )
