@@ -264,9 +264,10 @@ def _in_process(plan: Plan, settings: RunSettings) -> SimulatorSource | None:
     if env.env_path is None or not is_alone or any(x.threaded for x in behaviors):
         return None
     source = in_process_source(env.env_path, env.env_args or (), n_areas=env.num_areas)
-    if source is not None:
-        _log.info("%s: steps in the trainer's process, which is faster.", env.env_path)
-    return source
+    if source is None:
+        return None
+    _log.info("%s: steps in the trainer's process, which is faster.", env.env_path)
+    return replace(source, is_spread=not settings.environment_parameters)
 
 
 def _sinks(

@@ -41,10 +41,17 @@ class SimulatorSource:
 
     name: str
     options: Mapping[str, Any]
+    is_spread: bool = False
+    """Whether copies of a Gymnasium environment may be stepped by several processes."""
 
     def start(self, seed: int) -> "InProcessEnvironment":
         """Return a new environment; each error of its simulator is a UnityEnvironmentException."""
-        simulator = registry.make(self.name, seed=seed, **self.options)
+        if self.is_spread and self.name == "gymnasium":
+            from pipeline.simulators.bridges import gymnasium_processes
+
+            simulator: Simulator = gymnasium_processes.make(seed=seed, **self.options)
+        else:
+            simulator = registry.make(self.name, seed=seed, **self.options)
         return InProcessEnvironment(simulator, is_restartable=True)
 
 

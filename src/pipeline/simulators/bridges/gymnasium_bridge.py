@@ -25,6 +25,7 @@ class GymnasiumSimulator(Bridge):
         kwargs: keywords for the environment, and for `gymnasium.make`.
         seed: copy k is seeded once, from this seed and k; later episodes continue its generator.
         n_agents: number of copies.
+        first: number of the first copy, if other copies are in other processes.
         visual: one of `spaces.VISUAL`.
         action_scale: value that an action of 1 becomes in a Box's dimensions without finite bounds.
         render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
@@ -40,6 +41,7 @@ class GymnasiumSimulator(Bridge):
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         n_agents: int = 1,
+        first: int = 0,
         visual: str = "auto",
         action_scale: float | None = None,
         render_mode: str | None = None,
@@ -55,7 +57,10 @@ class GymnasiumSimulator(Bridge):
         self._codec = Codec(*spaces, where=id, visual=visual, scale=action_scale)
         self._behavior = f"{naming.behavior_name(id)}?team=0"
         # A copy's seed becomes None at its first reset, because a copy is seeded only once.
-        self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(len(envs))]
+        self._seeds: list[int | None] = [
+            derive(seed, "gymnasium", first + k) for k in range(len(envs))
+        ]
+        self._first = first
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
@@ -74,7 +79,7 @@ class GymnasiumSimulator(Bridge):
         native = self._codec.actions.native(actions[self._behavior])
         batch = Batch(self._codec, len(self._envs))
         for row, (env, action) in enumerate(zip(self._envs, native, strict=True)):
-            result = None
+            result, agent = None, self._first + row
             try:
                 result = env.step(action)
                 # The result is unpacked inside of `try`, so that a wrong number of values is
@@ -83,10 +88,10 @@ class GymnasiumSimulator(Bridge):
                 if is_over := terminated or truncated:
                     # An episode that is terminated and truncated counts as terminated: its last
                     # state has no value to bootstrap from.
-                    batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
+                    batch.end(obs, not terminated, (float(reward), agent, 0, 0.0))
                 else:
                     # Each copy has one agent with the copy's number as its id, and no group (0).
-                    batch.decide(obs, info, (float(reward), row, 0, 0.0))
+                    batch.decide(obs, info, (float(reward), agent, 0, 0.0))
             except MISUSE as error:
                 refuse_returned(env, "step", result, error, where=self._where)
             if is_over:
@@ -120,7 +125,7 @@ class GymnasiumSimulator(Bridge):
         try:
             result = env.reset(seed=seed, options=options)
             obs, info = result
-            batch.decide(obs, info, (0.0, row, 0, 0.0))
+            batch.decide(obs, info, (0.0, self._first + row, 0, 0.0))
         except MISUSE as error:
             refuse_returned(env, "reset", result, error, where=self._where)
 
