@@ -65,6 +65,8 @@ class InProcessEnvironment(StoredStepsEnv):
         self._restartable = (SystemExit, *([Exception] if is_restartable else []))
         self.n_copies: int | None = getattr(simulator, "n_copies", None)
         """Number of copies of the environment, or of areas; None if the simulator does not tell."""
+        self.n_other_processes: int = getattr(simulator, "n_other_processes", 0)
+        """Number of processes that work for the simulator, besides this process."""
         self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None

@@ -14,7 +14,6 @@ from pipeline import errors, files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
-from pipeline.envs.in_process import SimulatorSource
 from pipeline.envs.workers import WorkerSet
 from pipeline.settings.pace import AUTO
 from pipeline.settings.trainer.schema import TrainerSettings
@@ -388,7 +387,10 @@ class TrainingLoop:
                 # depends on their number.
                 self._threads = run.get("threads", 1)
             else:
-                n_busy = len(self.workers) * isinstance(self.job.env, str | Path | SimulatorSource)
+                # A simulator in this process works only while this process does not compute.
+                own = int(isinstance(self.job.env, str | Path))
+                envs = self.workers.envs
+                n_busy = sum(getattr(env, "n_other_processes", own) for env in envs)
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )

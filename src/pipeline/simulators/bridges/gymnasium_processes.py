@@ -92,7 +92,7 @@ class InProcesses:
     """
 
     def __init__(self, shares: Sequence[int], **options: Any) -> None:
-        self.n_copies = sum(shares)
+        self.n_copies, self.n_other_processes = sum(shares), len(shares) - 1
         self._bounds = [0, *itertools.accumulate(shares)]
         parts = [
             {**options, "first": low, "n_agents": high - low}
