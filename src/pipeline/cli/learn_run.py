@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pipeline import __version__, files, machine
 from pipeline.cli.learn_settings import Plan, flags_named
@@ -193,6 +195,7 @@ def _train(
         starting_lesson=plan.starting_lesson or 0,
     )
     record = _Record(settings, folder, timers, first, program)
+    record.names_files = plan.config == "built-in"
     try:
         return trainer.train(
             job,
@@ -235,6 +238,14 @@ class _Record(Callback):
         self._of_learn = partial(provenance.of_learn, weights=weights, program=program)
         # The exporter keeps a reference to this list, so the list is changed in place.
         self.history = [self._of_learn(settings, settings.env_settings.seed)]
+        self.names_files = False
+        """Whether to name the files of config/ that have settings for a behavior."""
+
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:  # noqa: ARG002
+        key = re.compile(rf"^  {re.escape(behavior)}:", re.MULTILINE)
+        paths = sorted(Path("config").glob("*/*.yaml")) if self.names_files else []
+        if found := [str(path) for path in paths if key.search(path.read_text())]:
+            _log.warning("%s: settings for it are in %s.", behavior, few(found, _MAX_NAMES))
 
     def on_settings(self, settings: RunSettings) -> None:
         if settings != self._settings:

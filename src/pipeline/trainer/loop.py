@@ -319,6 +319,8 @@ class TrainingLoop:
         saved = self._saved.pop(name, None)
         self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
+        if name not in self.settings.behaviors and self.settings.default_settings is None:
+            _log.warning("%s: no settings are given for it, so it has the built-in ones.", name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         # Each behavior has a seed, so that its random numbers do not depend on other behaviors.

@@ -87,6 +87,26 @@ def test_learn_passes_all_settings_and_the_new_paths_of_moved_weights_to_the_tra
     assert load_run_settings(tmp_path / "x/configuration.yaml").env_settings.num_envs == 3
 
 
+def test_files_with_settings_for_the_behavior_are_named_if_no_file_is_given(
+    asked, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("ppo", "A"), ("sac", "A"), ("xqc", "AB")):
+        (tmp_path / "config" / folder).mkdir(parents=True)
+        (tmp_path / f"config/{folder}/x.yaml").write_text(
+            f"behaviors:\n  {name}:\n    trainer_type: ppo\n"
+        )
+    run = settings()
+    for config in ("built-in", "own.yaml"):
+        learn_run._train(
+            Plan(settings=run, flags={}, config=config), run, RunFolder(tmp_path), {}, asked.timers
+        )
+        asked.told.on_start("A", {})
+        asked.told.on_start("Other", {})
+    said = [record.getMessage() for record in caplog.records if "config/" in record.getMessage()]
+    assert said == ["A: settings for it are in config/ppo/x.yaml, config/sac/x.yaml."]
+
+
 @pytest.mark.parametrize(("resume", "is_written"), [(True, False), (False, True)])
 def test_inference_writes_a_configuration_unless_it_resumes(resume, is_written, asked, tmp_path):
     run = settings(resume=resume, inference=True)

@@ -257,9 +257,8 @@ def test_behavior_missing_in_the_configuration_file_is_an_error_without_default_
     assert message == f"{start}configuration{remedy.format(file=file)}"
 
 
-def test_without_a_configuration_file_every_behavior_gets_ppo_with_a_warning(caplog):
+def test_without_a_configuration_file_every_behavior_gets_ppo():
     assert load_run_settings(None).for_behavior("Any") == TrainerSettings()
-    assert "A default configuration will be used." in caplog.text
 
 
 # --- environment parameters -------------------------------------------------------------------

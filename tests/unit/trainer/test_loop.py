@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from steps import decision_steps, take_turn, terminal_steps
-from stops_after import StopsAfter
+from stops_after import EndsAfter, StopsAfter
 from threadpoolctl import threadpool_info, threadpool_limits
 from toys import CHOICE, Chase, Corridor, Crowd
 
@@ -23,6 +23,7 @@ from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
+from pipeline.settings import load_run_settings
 from pipeline.trainer import JobSpec
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.stopping import StopRequest
@@ -371,3 +372,14 @@ def test_resume_point_is_completed_before_lessons_change_and_the_next_point_begi
         loop._step_until_finished(StopRequest())
     calls = [name for name, _, _ in noted.mock_calls]
     assert calls == ["step", "receive", "complete", "lessons", "begin", "step"]
+
+
+def test_behavior_without_settings_gets_the_built_in_ones_with_one_warning(
+    tmp_path, in_process, caplog
+):
+    run = load_run_settings(None)
+    ends = EndsAfter(3)
+    env = in_process(Corridor(n_agents=4))
+    trainer.train(JobSpec(env, run, seed=1, run_dir=tmp_path), callbacks=[ends])
+    said = [x.getMessage() for x in caplog.records if "built-in" in x.getMessage()]
+    assert said == ["Toy: no settings are given for it, so it has the built-in ones."]

@@ -1194,7 +1194,7 @@ class RunSettings:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
-        # As in ML-Agents, an unlisted behavior is only a warning without a file.
+        # As in ML-Agents, a behavior needs no entry if there is no file.
         if self.from_file:
             near = nearest(plain, self.behaviors)
             place = self.places.get(f"behaviors.{near}")
@@ -1206,9 +1206,6 @@ class RunSettings:
                 f"The behavior name {plain} has not been specified in the trainer configuration"
                 f"{file}. {remedy}"
             )
-        text = "Behavior name %s does not match any behaviors specified in the trainer "
-        text += "configuration file. A default configuration will be used."
-        _log.warning(text, plain)
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
