@@ -4,6 +4,7 @@ Torch, MKL, oneDNN, OpenBLAS and NumPy choose the fastest kernels for the CPU. K
 different orders, so equal inputs may give other last bits on another CPU.
 """
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -26,6 +27,7 @@ PORTABLE: Mapping[str, str] = {
     "NPY_DISABLE_CPU_FEATURES": "X86_V3",
 }
 """Environment variables that choose the same kernels on every x86-64 CPU with AVX."""
+_CGROUP_SHARE = Path("/sys/fs/cgroup/cpu.max")
 _OTHERS = ("MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES", "NPY_ENABLE_CPU_FEATURES")
 _FLAGS = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -49,9 +51,13 @@ def restart_in_portable_mode() -> None:
 
 def n_processors() -> int:
     """Return the number of processors that this process may use; the machine may have more."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    may_use = hasattr(os, "sched_getaffinity")
+    n_processors = len(os.sched_getaffinity(0)) if may_use else os.cpu_count() or 1
+    # A container may have a share of the time of all processors, in microseconds of each period.
+    with contextlib.suppress(OSError, ValueError):
+        share, period = map(int, _CGROUP_SHARE.read_text().split())  # "max" is no share
+        return max(min(n_processors, share // period), 1)
+    return n_processors
 
 
 def facts() -> dict[str, Any]:

@@ -66,3 +66,23 @@ def test_each_torchrun_process_of_a_portable_run_restarts(is_portable, monkeypat
     monkeypatch.setattr("pipeline.trainer.worker.work", lambda: calls.append("learned") or 0)
     assert train.main(["plain", "--seed", "1"]) == 0
     assert calls == ["begun again"] * is_portable + ["learned"]
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        ("max 100000", 8),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("6400000 100000", 8),
+        (None, 8),
+    ],
+)
+def test_container_has_as_many_processors_as_its_share_of_their_time(
+    share, expected, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(machine, "_CGROUP_SHARE", tmp_path / "cpu.max")
+    if share is not None:
+        (tmp_path / "cpu.max").write_text(f"{share}\n")
+    assert machine.n_processors() == expected

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import machine
+from pipeline.core.simulator import Simulator
 from pipeline.core.specs import ActionTuple, BehaviorSpec
 from pipeline.core.steps import Steps
 from pipeline.errors import PipelineError, UnityEnvironmentException, where
@@ -35,10 +36,10 @@ _WORK_S = 2 * _MESSAGE_S
 _END_WAIT_S = 5.0
 
 
-def make(*, seed: int, n_agents: int, **options: Any) -> "GymnasiumSimulator | InProcesses":
+def make(*, seed: int, n_agents: int, **options: Any) -> Simulator:
     """Return copies in as many processes as pay; the steps do not depend on their number.
 
-    The arguments are those of `GymnasiumSimulator`; SettingsError as there.
+    The arguments are those of `GymnasiumSimulator`; errors as of `registry.make`.
     """
     registry.check_options("gymnasium", options)
     n_processes = min(machine.n_processors(), n_agents)
@@ -55,7 +56,7 @@ def make(*, seed: int, n_agents: int, **options: Any) -> "GymnasiumSimulator | I
             n_own = min(round((n_agents + ahead) / n_processes), n_agents - n_processes + 1)
             shares = [n_own, *_shares(n_agents - n_own, n_processes - 1)]
             return InProcesses(shares, seed=seed, **options)
-    return GymnasiumSimulator(seed=seed, n_agents=n_agents, **options)
+    return registry.make("gymnasium", seed=seed, n_agents=n_agents, **options)
 
 
 def _shares(n: int, n_parts: int) -> list[int]:
@@ -77,7 +78,7 @@ def _step_s(env_id: str, kwargs: Mapping[str, Any]) -> float:
             seconds.append(time.perf_counter() - began)
             if terminated or truncated:
                 env.reset()
-    except Exception:  # noqa: BLE001  # the first reset or step of the run reports the error
+    except (Exception, SystemExit):  # noqa: BLE001  # the run's first reset or step reports it
         return 0.0
     finally:
         env.close()
