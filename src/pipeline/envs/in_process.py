@@ -47,11 +47,14 @@ class SimulatorSource:
     def start(self, seed: int) -> "InProcessEnvironment":
         """Return a new environment; each error of its simulator is a UnityEnvironmentException."""
         if self.is_spread and self.name == "gymnasium":
-            from pipeline.simulators.bridges import gymnasium_processes
+            from pipeline.simulators.bridges.gymnasium_processes import GymnasiumInProcesses, shares
 
-            simulator: Simulator = gymnasium_processes.make(seed=seed, **self.options)
-        else:
-            simulator = registry.make(self.name, seed=seed, **self.options)
+            options = dict(self.options)
+            parts = shares(options["id"], options.get("kwargs") or {}, options.pop("n_agents"))
+            if len(parts) > 1:
+                simulator: Simulator = GymnasiumInProcesses(parts, seed=seed, **options)
+                return InProcessEnvironment(simulator, is_restartable=True)
+        simulator = registry.make(self.name, seed=seed, **self.options)
         return InProcessEnvironment(simulator, is_restartable=True)
 
 

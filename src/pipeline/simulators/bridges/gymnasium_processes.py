@@ -20,11 +20,9 @@ from typing import Any
 import numpy as np
 
 from pipeline import machine
-from pipeline.core.simulator import Simulator
 from pipeline.core.specs import ActionTuple, BehaviorSpec
 from pipeline.core.steps import Steps
 from pipeline.errors import PipelineError, UnityEnvironmentException, where
-from pipeline.simulators import registry
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator, make_environment
 
 _log = logging.getLogger(__name__)
@@ -36,32 +34,25 @@ _WORK_S = 2 * _MESSAGE_S
 _END_WAIT_S = 5.0
 
 
-def make(*, seed: int, n_agents: int, **options: Any) -> Simulator:
-    """Return copies in as many processes as pay; the steps do not depend on their number.
+def shares(env_id: str, kwargs: Mapping[str, Any], n_copies: int) -> list[int]:
+    """Return how many copies each process should step, this process first; no result depends on it.
 
-    The arguments are those of `GymnasiumSimulator`; errors as of `registry.make`.
+    SettingsError if the environment cannot be made.
     """
-    registry.check_options("gymnasium", options)
-    n_processes = min(machine.n_processors(), n_agents)
-    if n_processes > 1 and os.name == "posix":
-        step_s = _step_s(options["id"], options.get("kwargs") or {})
-        n_processes = min(n_processes, int(n_agents * step_s / _WORK_S))
-        if n_processes > 1:
-            _log.info(
-                "%s: %d processes step the %d copies, as a step of one copy takes %.2f ms.",
-                *(options["id"], n_processes, n_agents, 1e3 * step_s),
-            )
-            # This process can step more copies than another one while the messages are under way.
-            ahead = (n_processes - 1) * _MESSAGE_S / step_s
-            n_own = min(round((n_agents + ahead) / n_processes), n_agents - n_processes + 1)
-            shares = [n_own, *_shares(n_agents - n_own, n_processes - 1)]
-            return InProcesses(shares, seed=seed, **options)
-    return registry.make("gymnasium", seed=seed, n_agents=n_agents, **options)
-
-
-def _shares(n: int, n_parts: int) -> list[int]:
-    """Return `n_parts` numbers with the sum n that differ by 1 at most."""
-    return [n // n_parts + (k < n % n_parts) for k in range(n_parts)]
+    n_processes = min(machine.n_processors(), n_copies)
+    if n_processes == 1 or os.name != "posix":
+        return [n_copies]
+    step_s = _step_s(env_id, kwargs)
+    n_processes = min(n_processes, int(n_copies * step_s / _WORK_S))
+    if n_processes <= 1:
+        return [n_copies]
+    text = "%s: %d processes step the %d copies, as a step of one copy takes %.2f ms."
+    _log.info(text, env_id, n_processes, n_copies, 1e3 * step_s)
+    # This process can step more copies than another one while the messages are under way.
+    ahead = (n_processes - 1) * _MESSAGE_S / step_s
+    n_own = min(round((n_copies + ahead) / n_processes), n_copies - n_processes + 1)
+    n_others, n_more = divmod(n_copies - n_own, n_processes - 1)
+    return [n_own, *(n_others + (k < n_more) for k in range(n_processes - 1))]
 
 
 def _step_s(env_id: str, kwargs: Mapping[str, Any]) -> float:
@@ -85,7 +76,7 @@ def _step_s(env_id: str, kwargs: Mapping[str, Any]) -> float:
     return float(np.median(seconds))
 
 
-class InProcesses:
+class GymnasiumInProcesses:
     """The simulator `GymnasiumSimulator` with `shares[k]` of its copies in the k-th process.
 
     This process steps the first copies while the other processes step theirs. The trainer's

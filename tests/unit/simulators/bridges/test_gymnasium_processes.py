@@ -12,10 +12,11 @@ import pytest
 
 from pipeline.core.specs import ActionTuple
 from pipeline.core.steps import same_steps
+from pipeline.envs.in_process import SimulatorSource
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.simulators.bridges import gymnasium_processes
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
-from pipeline.simulators.bridges.gymnasium_processes import InProcesses, make
+from pipeline.simulators.bridges.gymnasium_processes import GymnasiumInProcesses
 
 FRAGILE = '''
 import gymnasium
@@ -91,7 +92,7 @@ def test_several_processes_give_the_steps_and_the_state_of_one(env_id, shares):
 
 
 def _compare(env_id, shares, opened):
-    several = opened(InProcesses(shares, id=env_id, seed=4))
+    several = opened(GymnasiumInProcesses(shares, id=env_id, seed=4))
     one = opened(GymnasiumSimulator(id=env_id, seed=4, n_agents=sum(shares)))
     assert several.behavior_specs == one.behavior_specs
     (name,) = one.behavior_specs
@@ -109,7 +110,7 @@ def _compare(env_id, shares, opened):
     saved = several.state_dict()
     rest = play(one, 40, np.random.default_rng(2))
     # Another number of processes, and one process, go on from the saved state.
-    others = [InProcesses(shares[::-1], id=env_id, seed=9)]
+    others = [GymnasiumInProcesses(shares[::-1], id=env_id, seed=9)]
     others.append(GymnasiumSimulator(id=env_id, seed=9, n_agents=sum(shares)))
     for other in map(opened, others):
         other.load_state_dict(saved)
@@ -126,7 +127,9 @@ def _compare(env_id, shares, opened):
     ],
 )
 def test_error_of_another_process_is_raised_in_this_one(how, said, fragile):
-    with closing(InProcesses([1, 2], id=fragile, kwargs={"how": how}, seed=3)) as simulator:
+    with closing(
+        GymnasiumInProcesses([1, 2], id=fragile, kwargs={"how": how}, seed=3)
+    ) as simulator:
         simulator.reset()
         with pytest.raises(UnityEnvironmentException, match=said):
             play(simulator, 3, np.random.default_rng(1))
@@ -135,7 +138,7 @@ def test_error_of_another_process_is_raised_in_this_one(how, said, fragile):
 
 def test_process_that_was_killed_is_named():
     said = r"CartPole-v1, copies 1 to 2: the process has ended \(exit code -9\)"
-    with closing(InProcesses([1, 2], id="CartPole-v1", seed=3)) as simulator:
+    with closing(GymnasiumInProcesses([1, 2], id="CartPole-v1", seed=3)) as simulator:
         simulator.reset()
         (child,) = psutil.Process().children()
         child.kill()
@@ -146,14 +149,14 @@ def test_process_that_was_killed_is_named():
 
 def test_environment_that_cannot_be_made_leaves_no_process():
     with pytest.raises(SettingsError, match="Missing-v0"):
-        InProcesses([1, 1], id="Missing-v0", seed=3)
+        GymnasiumInProcesses([1, 1], id="Missing-v0", seed=3)
     assert not psutil.Process().children()
 
 
 def test_other_processes_end_with_the_first_even_if_it_is_killed():
     code = (
-        "from pipeline.simulators.bridges.gymnasium_processes import InProcesses\n"
-        "InProcesses([1, 1], id='CartPole-v1', seed=1).reset()\n"
+        "from pipeline.simulators.bridges.gymnasium_processes import GymnasiumInProcesses\n"
+        "GymnasiumInProcesses([1, 1], id='CartPole-v1', seed=1).reset()\n"
         "print('ready', flush=True)\n"
         "input()\n"
     )
@@ -169,25 +172,30 @@ def test_other_processes_end_with_the_first_even_if_it_is_killed():
 
 
 @pytest.mark.parametrize(
-    ("n_processors", "step_ms", "n_agents", "shares"),
+    ("n_processors", "step_ms", "n_copies", "expected"),
     [
         (8, 0.164, 16, [3, 2, 2, 2, 2, 2, 2, 1]),
         (2, 0.078, 8, [5, 3]),
         (16, 0.078, 8, [5, 3]),
         (16, 50.0, 3, [1, 1, 1]),
-        (16, 0.005, 16, None),
-        (1, 50.0, 16, None),
-        (16, 50.0, 1, None),
+        (16, 0.005, 16, [16]),
+        (1, 50.0, 16, [16]),
+        (16, 50.0, 1, [1]),
     ],
 )
 def test_number_of_processes_follows_from_processors_and_the_time_of_a_step(
-    n_processors, step_ms, n_agents, shares, monkeypatch
+    n_processors, step_ms, n_copies, expected, monkeypatch
 ):
     monkeypatch.setattr(gymnasium_processes.machine, "n_processors", lambda: n_processors)
     monkeypatch.setattr(gymnasium_processes, "_step_s", lambda *_: step_ms / 1e3)
-    monkeypatch.setattr(gymnasium_processes, "InProcesses", lambda shares, **_: shares)
-    made = make(id="CartPole-v1", seed=1, n_agents=n_agents)
-    if shares is None:
-        assert isinstance(made, GymnasiumSimulator)
-    else:
-        assert made == shares
+    assert gymnasium_processes.shares("CartPole-v1", {}, n_copies) == expected
+
+
+@pytest.mark.parametrize(("parts", "n_others"), [([2, 2], 1), ([4], 0)])
+def test_a_spread_source_starts_the_processes(parts, n_others, monkeypatch):
+    monkeypatch.setattr(gymnasium_processes, "shares", lambda *_: parts)
+    source = SimulatorSource("gymnasium", {"id": "CartPole-v1", "n_agents": 4}, is_spread=True)
+    with closing(source.start(3)) as environment:
+        environment.reset()
+        assert (environment.n_copies, environment.n_other_processes) == (4, n_others)
+        assert len(psutil.Process().children()) == n_others
