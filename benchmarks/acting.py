@@ -26,7 +26,7 @@ from pipeline.settings import load_run_settings
 from pipeline.trainer.supported import algorithm_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 BALL = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
@@ -48,7 +48,8 @@ CASES = {
     "PPO, entities, 12 agents": ("config/ppo/3DBall.yaml", ENTITIES, 12),
 }
 N = 400
-_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "conv2d", "convolution"}
+_PRODUCTS = {"linear", "addmm", "mm", "mv", "bmm", "baddbmm", "matmul", "conv2d", "convolution"}
+_PRODUCTS |= {"convolution_backward"}  # large dense layers are convolutions, too
 KINDS = ("NumPy", "torch", "products")
 
 
@@ -93,10 +94,15 @@ def products(decide: Callable[[], object]) -> Callable[[], None]:
     """Return a function that repeats the products of `decide`, with the same numbers."""
     with Products() as noted:
         decide()
+    return repeated(noted.calls)
+
+
+def repeated(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    """Return a function that makes the calls in their order, without gradients."""
 
     def multiply() -> None:
         with torch.inference_mode():
-            for call in noted.calls:
+            for call in calls:
                 call()
 
     return multiply

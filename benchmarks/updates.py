@@ -15,6 +15,9 @@ nothing of ML-Agents' but `optimizer.update`, against all of ours. `poca-3` and
 `poca-8` have groups of that many agents, of which all decide at all moments; in `poca-leaving`
 groups of 8 lose one member after another. `--compile` compiles our gradient steps, and
 `--units 512` makes both programs' layers wider. ML-Agents runs in the environment of `make peer`.
+
+`--products` compares our updates of PPO and SAC, compiled and not, with their matrix products
+alone: the same products with the same numbers, called in torch one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from acting import Products, repeated
 from peer import peer_command
+from tables import table
 
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
@@ -188,6 +193,26 @@ def milliseconds(run: Callable[[], int]) -> float:
     return (time.process_time() - began) / n_minibatches * 1e3
 
 
+def against_products(rounds: int) -> None:
+    """Print a row for each algorithm and batch size, with the share of the products."""
+    rows = []
+    for kind in ("ppo", "sac"):
+        for batch_size in (256, 1024):
+            CASES[f"{kind}-{batch_size}"] = (kind, batch_size, 1, False)
+            runs = [prepared(f"{kind}-{batch_size}", compiled=c) for c in (False, True)]
+            with Products() as noted:
+                n_minibatches = runs[0]()
+            multiply = repeated(noted.calls)
+            runs.append(lambda multiply=multiply, n=n_minibatches: multiply() or n)
+            times = [[milliseconds(run) for run in runs] for _ in range(rounds)]
+            middle = [statistics.median(column) for column in zip(*times, strict=True)]
+            shares = [statistics.median(x[2] / x[k] for x in times) for k in (0, 1)]
+            cells = [*(f"{value:.2f}" for value in middle), *(f"{x:.0%}" for x in shares)]
+            rows.append([kind.upper(), str(batch_size), *cells])
+    header = ["algorithm", "minibatch", "not compiled, ms", "compiled, ms", "products, ms"]
+    print(table([*header, "share, not compiled", "share, compiled"], rows))  # noqa: T201
+
+
 def main() -> None:
     """Print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -195,10 +220,14 @@ def main() -> None:
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--units", type=int, default=128, help="of a layer (default: 128)")
     parser.add_argument("--compile", action="store_true", help="compile our gradient steps")
+    parser.add_argument("--products", action="store_true", help="compare with products alone")
     options = parser.parse_args()
     NETWORK["hidden_units"] = options.units
     torch.set_num_threads(1)
     keep_freed_memory()
+    if options.products:
+        against_products(options.rounds)
+        return
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [
         str(Path(peer_command()).with_name("python")),
