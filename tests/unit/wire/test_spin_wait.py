@@ -136,5 +136,5 @@ def test_environment_variable_sets_the_polling_time_in_microseconds_and_0_turns_
 @pytest.mark.parametrize(("n", "looks"), [(1, False), (2, True)])
 def test_polling_is_on_by_default_only_with_several_processors(monkeypatch, n, looks):
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(spin_wait.machine, "n_processors", lambda: n)
+    monkeypatch.setattr(spin_wait, "_n_processors", lambda: n)
     assert (1e-4 < SpinWait().limit_s < 1e-2) if looks else SpinWait().limit_s == 0.0

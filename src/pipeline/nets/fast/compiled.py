@@ -232,10 +232,7 @@ def _inner_program(
     """Return the compiled code of a traced program, without the wrappers of `torch.compile`."""
     # The wrappers would take half as long as a small network's step.
     from torch._functorch import config
-    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Parameters become arguments, because torch would treat them as constants.
     graph, arguments, read = traced.graph, dict[str, torch.fx.Node](), list[Tensor]()
@@ -259,8 +256,7 @@ def _inner_program(
         return inner[-1]
 
     # From torch's cache of whole programs `compiled` would not be called.
-    fake = FakeTensorMode(shape_env=ShapeEnv())
-    with tracing(TracingContext(fake)), config.patch(enable_autograd_cache=False):
+    with config.patch(enable_autograd_cache=False):
         compile_fx(traced, [*example, *read], inner_compile=compiled, config_patches=dict(options))
     run = inner[0].current_callable
     return lambda values, *moved: run([*values, *moved, *read])

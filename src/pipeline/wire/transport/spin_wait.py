@@ -13,7 +13,6 @@ import os
 import time
 from selectors import BaseSelector
 
-from pipeline import machine
 from pipeline.errors import SettingsError
 
 VARIABLE = "PIPELINE_SPIN_US"
@@ -70,7 +69,7 @@ def _yield_processor() -> None:
 def _limit() -> float:
     text = os.environ.get(VARIABLE)
     if text is None:
-        return _DEFAULT_US * 1e-6 if machine.n_processors() > 1 else 0.0
+        return _DEFAULT_US * 1e-6 if _n_processors() > 1 else 0.0
     try:
         microseconds = float(text)
     except ValueError:
@@ -81,3 +80,10 @@ def _limit() -> float:
             f"{_MAX_US:.0f}, such as 500; 0 turns polling off"
         )
     return max(microseconds, 0.0) * 1e-6
+
+
+def _n_processors() -> int:
+    # This process may be bound to fewer processors than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

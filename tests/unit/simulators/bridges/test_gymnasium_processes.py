@@ -55,6 +55,13 @@ gymnasium.register("Fragile-v0", entry_point=Fragile)
 
 
 @pytest.fixture
+def children():
+    """A function that returns the child processes that the test has started."""
+    before = set(psutil.Process().children())
+    return lambda: [child for child in psutil.Process().children() if child not in before]
+
+
+@pytest.fixture
 def fragile(tmp_path, monkeypatch):
     """The id of an environment that fails in one of its copies."""
     from pipeline.seeding import derive
@@ -126,31 +133,31 @@ def _compare(env_id, shares, opened):
         ("returns", "returns 2 values, and Gymnasium asks for 5 values"),
     ],
 )
-def test_error_of_another_process_is_raised_in_this_one(how, said, fragile):
+def test_error_of_another_process_is_raised_in_this_one(how, said, fragile, children):
     with closing(
         GymnasiumInProcesses([1, 2], id=fragile, kwargs={"how": how}, seed=3)
     ) as simulator:
         simulator.reset()
         with pytest.raises(UnityEnvironmentException, match=said):
             play(simulator, 3, np.random.default_rng(1))
-    assert not psutil.Process().children()
+    assert not children()
 
 
-def test_process_that_was_killed_is_named():
+def test_process_that_was_killed_is_named(children):
     said = r"CartPole-v1, copies 1 to 2: the process has ended \(exit code -9\)"
     with closing(GymnasiumInProcesses([1, 2], id="CartPole-v1", seed=3)) as simulator:
         simulator.reset()
-        (child,) = psutil.Process().children()
+        (child,) = children()
         child.kill()
         with pytest.raises(UnityEnvironmentException, match=said):
             play(simulator, 2, np.random.default_rng(1))
-    assert not psutil.Process().children()
+    assert not children()
 
 
-def test_environment_that_cannot_be_made_leaves_no_process():
+def test_environment_that_cannot_be_made_leaves_no_process(children):
     with pytest.raises(SettingsError, match="Missing-v0"):
         GymnasiumInProcesses([1, 1], id="Missing-v0", seed=3)
-    assert not psutil.Process().children()
+    assert not children()
 
 
 def test_other_processes_end_with_the_first_even_if_it_is_killed():
@@ -192,10 +199,10 @@ def test_number_of_processes_follows_from_processors_and_the_time_of_a_step(
 
 
 @pytest.mark.parametrize(("parts", "n_others"), [([2, 2], 1), ([4], 0)])
-def test_a_spread_source_starts_the_processes(parts, n_others, monkeypatch):
+def test_a_spread_source_starts_the_processes(parts, n_others, monkeypatch, children):
     monkeypatch.setattr(gymnasium_processes, "shares", lambda *_: parts)
     source = SimulatorSource("gymnasium", {"id": "CartPole-v1", "n_agents": 4}, is_spread=True)
     with closing(source.start(3)) as environment:
         environment.reset()
         assert (environment.n_copies, environment.n_other_processes) == (4, n_others)
-        assert len(psutil.Process().children()) == n_others
+        assert len(children()) == n_others
