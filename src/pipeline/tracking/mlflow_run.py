@@ -582,13 +582,17 @@ def _quoted(text: str) -> str:
 
 def _is_below_best(client: Any, scored: Any, tags: Mapping[str, str]) -> bool:
     """Return whether BEST names another version, with at least this score in the same build."""
+    from mlflow.exceptions import MlflowException
+
     # Without this question, each of n evaluations would read all n versions of the model.
-    number = client.get_registered_model(scored.name).aliases.get(BEST)
-    if number is None or str(number) == str(scored.version):
+    try:
+        present = client.get_model_version_by_alias(scored.name, BEST)
+    except MlflowException:  # no version has the alias yet
         return False
-    present = client.get_model_version(scored.name, str(number)).tags
-    is_of_build = SCORE in present and present.get(BUILD) == tags[BUILD]
-    return is_of_build and float(present[SCORE]) >= float(tags[SCORE])
+    if str(present.version) == str(scored.version) or SCORE not in present.tags:
+        return False
+    same_build = present.tags.get(BUILD) == tags[BUILD]
+    return same_build and float(present.tags[SCORE]) >= float(tags[SCORE])
 
 
 def _move_aliases(

@@ -54,8 +54,11 @@ class Registry:
         (one,) = (v for v in self.versions if (v.name, v.version) == (name, number))
         one.tags[key] = value
 
-    def get_model_version(self, name, number):
-        (one,) = (v for v in self.versions if (v.name, v.version) == (name, number))
+    def get_model_version_by_alias(self, name, alias):
+        if alias not in self.aliases:
+            raise MlflowException(f"Registered model alias {alias} not found.")
+        wanted = (name, self.aliases[alias])
+        (one,) = (v for v in self.versions if (v.name, v.version) == wanted)
         return one
 
     def log_metric(self, run, key, value, *, step, model_id):
