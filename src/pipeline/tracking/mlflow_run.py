@@ -589,10 +589,9 @@ def _is_below_best(client: Any, scored: Any, tags: Mapping[str, str]) -> bool:
         present = client.get_model_version_by_alias(scored.name, BEST)
     except MlflowException:  # no version has the alias yet
         return False
-    if str(present.version) == str(scored.version) or SCORE not in present.tags:
-        return False
-    same_build = present.tags.get(BUILD) == tags[BUILD]
-    return same_build and float(present.tags[SCORE]) >= float(tags[SCORE])
+    is_other = str(present.version) != str(scored.version) and SCORE in present.tags
+    is_comparable = is_other and present.tags.get(BUILD) == tags[BUILD]
+    return is_comparable and float(present.tags[SCORE]) >= float(tags[SCORE])
 
 
 def _move_aliases(
