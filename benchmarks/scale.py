@@ -1,11 +1,14 @@
-"""Time and memory of many agents, of many behaviors, and of agents that come and go.
+"""Time and memory of many environments, agents and behaviors, and of agents that come and go.
 
-    python benchmarks/scale.py [--case NAME] [--steps 1000] [--agents N] [--behaviors N] [--json]
+    python benchmarks/scale.py [--case NAME] [--steps 1000] [--json]
+                               [--environments N] [--agents N] [--behaviors N]
 
-Each case is a real executable in a process of its own, driven in three ways: `driving` sends
-zeros, `acting` asks the policy, `training` trains with PPO (two layers of 64). Printed are
-milliseconds per step of all agents, and the most resident memory of both processes in the second
-and in the last fifth of the steps: the first fifth fills the buffers.
+Each environment is a real executable in a process of its own, which computes nothing but noise.
+They are driven in three ways: `driving` sends zeros, `acting` asks the policy, `training` trains
+with PPO (two layers of 64). Printed are milliseconds per step of all agents, by the clock and of
+the trainer's processor time (polling included, unless PIPELINE_SPIN_US is 0), and the most resident
+memory of the trainer and of one environment in the second and in the last fifth of the steps: the
+first fifth fills the buffers. `benchmarks/growth.py` measures what needs no environment.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import psutil
 from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.unity import UnityEnvironment
+from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.simulators import client
 
@@ -38,9 +42,10 @@ if TYPE_CHECKING:
 
 SPEC = BehaviorSpec([ObservationSpec.vector(8, "VectorSensor_size8")], ActionSpec(2, ()))
 CASES = {
-    "agents": {"behaviors": 1, "agents": 5000, "vanishing": 0},
-    "behaviors": {"behaviors": 64, "agents": 1, "vanishing": 0},
-    "vanishing": {"behaviors": 1, "agents": 64, "vanishing": 4},
+    "environments": {"environments": 16, "behaviors": 1, "agents": 1, "vanishing": 0},
+    "agents": {"environments": 1, "behaviors": 1, "agents": 5000, "vanishing": 0},
+    "behaviors": {"environments": 1, "behaviors": 64, "agents": 1, "vanishing": 0},
+    "vanishing": {"environments": 1, "behaviors": 1, "agents": 64, "vanishing": 4},
 }
 MODES = ("driving", "acting", "training")
 WAIT_S = 900
@@ -112,7 +117,7 @@ class Measured(UnityEnvironment):
     def __init__(self, *args: Any, n_steps: int) -> None:
         super().__init__(*args)
         self.n_steps = n_steps
-        self.began, self.ended = 0.0, 0.0
+        self.began, self.ended = (0.0, 0.0), (0.0, 0.0)
         self.early: list[tuple[float, float]] = []
         self.late: list[tuple[float, float]] = []
         self._own_process = psutil.Process()
@@ -130,8 +135,8 @@ class Measured(UnityEnvironment):
             )
             (self.early if fifth == 1 else self.late).append(memory_mb)
         if fifth == 0:
-            self.began = time.perf_counter()
-        self.ended = time.perf_counter()
+            self.began = (time.perf_counter(), time.process_time())
+        self.ended = (time.perf_counter(), time.process_time())
         if self.n_done == self.n_steps:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -141,23 +146,30 @@ def measure(case: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
     sizes = {**CASES[case], **{k: v for k, v in given(options).items() if CASES[case][k] > 1}}
     with tempfile.TemporaryDirectory() as name:
         program = Path(name) / "crowd"
-        words = " ".join(f"--{key} {value}" for key, value in sizes.items())
+        inside = {key: value for key, value in sizes.items() if key != "environments"}
+        words = " ".join(f"--{key} {value}" for key, value in inside.items())
         program.write_text(
             f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" --serve {words} "$@"\n'
         )
         program.chmod(0o755)
-        env = Measured(program, n_steps=options.steps)
-        with env, contextlib.suppress(Interrupted, KeyboardInterrupt):
+        with contextlib.ExitStack() as stack:
+            env = stack.enter_context(Measured(program, n_steps=options.steps))
+            others = range(1, sizes["environments"])
+            envs = [env, *(stack.enter_context(UnityEnvironment(program, k)) for k in others)]
+            stack.enter_context(contextlib.suppress(Interrupted, KeyboardInterrupt))
             if mode == "driving":
-                drive(env)
+                drive(envs)
             else:
-                train(env, sizes, Path(name) / "run", inference=mode == "acting")
+                train(envs, sizes, Path(name) / "run", inference=mode == "acting")
     early, late = np.max(env.early, axis=0), np.max(env.late, axis=0)
+    n_timed = options.steps - options.steps // 5
+    clock_s, processor_s = (end - begin for begin, end in zip(env.began, env.ended, strict=True))
     return {
         "case": case,
         "mode": mode,
         **sizes,
-        "ms_per_step": 1e3 * (env.ended - env.began) / (options.steps - options.steps // 5),
+        "ms_per_step": 1e3 * clock_s / n_timed,
+        "trainer_ms": 1e3 * processor_s / n_timed,
         "trainer_mb": [early[0], late[0]],
         "environment_mb": [early[1], late[1]],
     }
@@ -165,23 +177,28 @@ def measure(case: str, mode: str, options: argparse.Namespace) -> dict[str, Any]
 
 def given(options: argparse.Namespace) -> dict[str, int]:
     """Sizes that the command line changes."""
-    return {k: v for k in ("agents", "behaviors") if (v := getattr(options, k)) is not None}
+    keys = ("environments", "agents", "behaviors")
+    return {key: value for key in keys if (value := getattr(options, key)) is not None}
 
 
-def drive(env: UnityEnvironment) -> None:
+def drive(envs: list[UnityEnvironment]) -> None:
     """Send zeros until interrupted."""
-    env.reset()
+    workers = WorkerSet(envs)
+    workers.reset()
     while True:
-        env.step()
+        workers.step()
 
 
-def train(env: UnityEnvironment, sizes: dict[str, int], run_dir: Path, *, inference: bool) -> None:
+def train(
+    envs: list[UnityEnvironment], sizes: dict[str, int], run_dir: Path, *, inference: bool
+) -> None:
     """Train, or act with, one policy per behavior until interrupted."""
     from pipeline.settings import load_run_settings
     from pipeline.trainer import JobSpec
     from pipeline.trainer import train as run
 
-    batch = 64 if sizes["agents"] == 1 else 16 * sizes["agents"]
+    n_agents = sizes["agents"] * sizes["environments"]
+    batch = 64 if n_agents == 1 else 16 * n_agents
     behavior = {
         "trainer_type": "ppo",
         "hyperparameters": {"batch_size": batch, "buffer_size": 2 * batch, "num_epoch": 1},
@@ -192,7 +209,7 @@ def train(env: UnityEnvironment, sizes: dict[str, int], run_dir: Path, *, infere
     }
     behaviors = {f"Crowd{k}": behavior for k in range(sizes["behaviors"])}
     settings = load_run_settings(None, overrides={"behaviors": behaviors})
-    run(JobSpec(env, settings, seed=1, run_dir=run_dir), inference=inference)
+    run(JobSpec(envs, settings, seed=1, run_dir=run_dir), inference=inference)
 
 
 def main() -> None:
@@ -201,6 +218,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--mode", choices=MODES, action="append")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--environments", type=int)
     parser.add_argument("--agents", type=int)
     parser.add_argument("--behaviors", type=int)
     parser.add_argument("--vanishing", type=int, help=argparse.SUPPRESS)
@@ -236,8 +254,9 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
         for process in ("trainer", "environment")
     )
     sys.stdout.write(
-        f"{found['behaviors']:3} x {found['agents']:4} agents, {found['vanishing']} vanish   "
-        f"{found['mode']:8} {found['ms_per_step']:8.2f} ms per step   {memory}\n"
+        f"{found['environments']:2} x {found['behaviors']:2} x {found['agents']:5} agents, "
+        f"{found['vanishing']} vanish   {found['mode']:8} {found['ms_per_step']:8.2f} ms per step, "
+        f"{found['trainer_ms']:7.2f} of the trainer   {memory}\n"
     )
 
 

@@ -19,3 +19,8 @@ for NAME in [*PARAMS.subsets, *PARAMS.experiments, *PARAMS.sweeps]:
                     [*targets(PARAMS, [name], stage=stage).values()]
                 ),
             localrule: True
+
+
+# Snakemake copies its globals for each job, and has put there what each of these rules runs: nothing.
+for NAME in [name for name in workflow.globals if name.startswith("__results/")]:
+    del workflow.globals[NAME]

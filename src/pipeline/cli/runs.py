@@ -96,8 +96,7 @@ def run(arguments: argparse.Namespace) -> str:
 def rows_of(store: mlflow_store.Store) -> list[Found]:
     """Return every row that a stage has written, sorted by experiment and seed."""
     rows = []
-    # MLflow returns at most 50,000 rows at once.
-    for run in store.client.search_runs([store.experiment_id], max_results=50_000):
+    for run in store.runs():
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
             # DVC experiments (`dvc exp run`) have a name of their own, other runs are in the

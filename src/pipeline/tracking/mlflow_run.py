@@ -430,12 +430,8 @@ class MlflowRun(Sink):
 
     def _of_same(self, store: Store, **more: str) -> list[Any]:
         """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
-        quoted = {
-            # A text that contains a single quote, as a git reference may, is put in double quotes.
-            name: f'"{text}"' if "'" in text else f"'{text}'"
-            for name, text in (self._identity(store) | more).items()
-        }
-        query = " and ".join(f"tags.`{name}` = {text}" for name, text in quoted.items())
+        wanted = self._identity(store) | more
+        query = " and ".join(f"tags.`{name}` = {_quoted(text)}" for name, text in wanted.items())
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
@@ -576,18 +572,43 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
     # MLflow's page of the logged model shows this metric; `source` ends with the model's id.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
-    _move_aliases(client, name, tags)
+    _move_aliases(client, name, tags, own_only=_is_below_best(client, versions[0], tags))
 
 
-def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
-    """Move BEST and the experiment's alias to the versions with the highest score in the build."""
+def _quoted(text: str) -> str:
+    """Return a text for a query; double quotes if it has a single quote, as a git reference may."""
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
+def _is_below_best(client: Any, scored: Any, tags: Mapping[str, str]) -> bool:
+    """Return whether BEST names another version, with at least this score in the same build."""
     from mlflow.exceptions import MlflowException
 
-    registered = client.search_model_versions(f"name = '{name}'")
+    # Without this question, each of n evaluations would read all n versions of the model.
+    try:
+        present = client.get_model_version_by_alias(scored.name, BEST)
+    except MlflowException:  # no version has the alias yet
+        return False
+    is_other = str(present.version) != str(scored.version) and SCORE in present.tags
+    is_comparable = is_other and present.tags.get(BUILD) == tags[BUILD]
+    return is_comparable and float(present.tags[SCORE]) >= float(tags[SCORE])
+
+
+def _move_aliases(
+    client: Any, name: str, tags: Mapping[str, str], *, own_only: bool = False
+) -> None:
+    """Move BEST and the experiment's alias to the versions with the highest score in the build.
+
+    With `own_only` BEST stays, and only the versions of the experiment are read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    more = f" and tags.`{EXPERIMENT}` = {_quoted(tags[EXPERIMENT])}" if own_only else ""
+    registered = client.search_model_versions(f"name = '{name}'{more}")
     versions = {str(version.version): version.tags for version in registered}
     own = {k: v for k, v in versions.items() if v.get(EXPERIMENT) == tags[EXPERIMENT]}
     aliases, moved = client.get_registered_model(name).aliases, False
-    for alias, candidates in ((BEST, versions), (alias_of(tags[EXPERIMENT]), own)):
+    for alias, candidates in ((BEST, versions), (alias_of(tags[EXPERIMENT]), own))[own_only:]:
         current = aliases.get(alias)
         chosen = best(candidates, tags[BUILD], None if current is None else str(current))
         if chosen is not None and chosen != str(current):
@@ -601,4 +622,4 @@ def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
     if moved:
         # The aliases are chosen again, because another stage may have scored a better version since
         # the versions were read.
-        _move_aliases(client, name, tags)
+        _move_aliases(client, name, tags, own_only=own_only)

@@ -61,6 +61,18 @@ def random_sweep(*, runs: int = 4, seed: int = 0, **axes: Axis) -> dict[str, dic
     return SweepParams(**keys, parameters=axes, runs=runs, seed=seed).trials()
 
 
+def test_a_plan_makes_the_trials_of_a_sweep_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else the time of a plan grows with the square of the number of trials."""
+    text = FILE.replace("grid", "random").replace("best:\n", "runs: 30\n    seed: 1\n    best:\n")
+    (folder / "params.yaml").write_text(text)
+    draw, drawn = SweepParams.drawn, []
+    monkeypatch.setattr(SweepParams, "drawn", lambda *key: drawn.append(key[1]) or draw(*key))
+    params = load_params(folder / "params.yaml")
+    check_settings(params)
+    assert len(plan(params)["runs"]["train_from_scratch"]) == 32
+    assert drawn == [*range(30)]
+
+
 def test_grid_sweep_has_every_combination_once(folder: Path):
     trials = load_params(folder / "params.yaml").sweeps["rates"].trials()
     assert [tuple(trial.values()) for trial in trials.values()] == [

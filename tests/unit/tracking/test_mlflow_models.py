@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
@@ -14,6 +15,7 @@ from pipeline.tracking.mlflow_run import (
     best,
     score,
 )
+from pipeline.tracking.mlflow_store import Store
 
 NAME = "walk.Walker"
 
@@ -33,12 +35,17 @@ class Registry:
     def __init__(self, *versions, looks_early=False, refuses=0, is_race=True) -> None:
         self.versions, self.aliases, self.metrics = list(versions), {}, []
         self.looks, self.looks_early, self.refuses, self.is_race = 0, looks_early, refuses, is_race
+        self.n_read = 0
 
     def search_model_versions(self, query):
         self.looks += 1
-        key, value = query.split(" = ")
+        (key, value), *more = (part.split(" = ") for part in query.split(" and "))
         field = {"run_id": "run", "name": "name"}[key]
         found = [one for one in self.versions if getattr(one, field) == value.strip("'")]
+        for tag, value in more:
+            assert tag == f"tags.`{EXPERIMENT}`"
+            found = [one for one in found if one.tags.get(EXPERIMENT) == value.strip("'")]
+        self.n_read += len(found)
         if self.looks_early and self.looks == 1:
             return [found[0], version(found[1].version)]
         return found
@@ -46,6 +53,13 @@ class Registry:
     def set_model_version_tag(self, name, number, key, value):
         (one,) = (v for v in self.versions if (v.name, v.version) == (name, number))
         one.tags[key] = value
+
+    def get_model_version_by_alias(self, name, alias):
+        if alias not in self.aliases:
+            raise MlflowException(f"Registered model alias {alias} not found.")
+        wanted = (name, self.aliases[alias])
+        (one,) = (v for v in self.versions if (v.name, v.version) == wanted)
+        return one
 
     def log_metric(self, run, key, value, *, step, model_id):
         self.metrics.append((run, key, value, step, model_id))
@@ -76,6 +90,22 @@ def test_score_is_tagged_on_the_newest_model_version_of_the_run_and_the_aliases_
     assert (old.tags, goalie.tags) == ({"SCORE": "4.0"}, {})
     assert registry.metrics == [("run", "evaluate/mean_return", 7.0, 0, "m-run-10")]
     assert registry.aliases == {"best": "3", "mine": "10"}
+
+
+def test_aliases_are_the_best_of_all_versions_but_few_scores_read_all_versions():
+    rng, n, expected = np.random.default_rng(0), 40, {}
+    registry = Registry(*(version(str(k), f"run{k}") for k in range(1, n + 1)))
+    for turn in range(5 * n):
+        number = rng.integers(1, n + 1)
+        build, experiment = f"build{turn // 150}", f"e{number % 8}"
+        tags = {SCORE: repr(float(rng.integers(n))), BUILD: build, EXPERIMENT: experiment}
+        score(registry, f"run{number}", NAME, tags)
+        scored = {v.version: v.tags for v in registry.versions if v.tags}
+        own = {k: v for k, v in scored.items() if v[EXPERIMENT] == experiment}
+        for alias, candidates in (("best", scored), (experiment, own)):
+            expected[alias] = best(candidates, build, expected.get(alias))
+        assert registry.aliases == expected
+    assert registry.n_read / (5 * n) < n / 2
 
 
 SCORED = {BUILD: "b", EXPERIMENT: "walk"}
@@ -117,3 +147,18 @@ def test_scores_from_different_builds_of_the_environment_are_not_compared():
 )
 def test_the_alias_of_an_experiment_is_a_name_that_mlflow_accepts(name, wanted):
     assert alias_of(name) == wanted
+
+
+def test_every_run_is_listed_although_mlflow_gives_them_in_pages():
+    class Page(list):
+        token = None
+
+    def search_runs(experiments, *, max_results, page_token):
+        assert experiments == ["1"]
+        page = Page(range(1200)[int(page_token or 0) :][:max_results])
+        page.token = str(page[-1] + 1) if page[-1] < 1199 else None
+        return page
+
+    client = SimpleNamespace(search_runs=search_runs)
+    store = Store(uri="", is_local=True, experiment_id="1", client=client)
+    assert [*store.runs()] == [*range(1200)]

@@ -4,6 +4,7 @@ Each configuration is a *trial*, named `<sweep>/001` and so on. Drawn values dep
 sweep's settings; Optuna's proposals also depend on earlier trials.
 """
 
+import functools
 import itertools
 import math
 import random
@@ -128,7 +129,7 @@ class BestParams:
     """Seeds that the sweep does not use, because the best score of many trials is partly luck."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, because they exclude `cached_property`
 class SweepParams:
     """`sweeps.<name>`: trials of an experiment, and how the best of them is chosen."""
 
@@ -181,6 +182,11 @@ class SweepParams:
 
     def trials(self) -> dict[str, dict[str, Any]]:
         """Return the values by dotted key that each trial changes; empty for a proposed trial."""
+        return dict(self._trials)
+
+    @functools.cached_property
+    def _trials(self) -> dict[str, dict[str, Any]]:
+        # `Params.experiment` asks for all trials once per trial, so they are made only once.
         if self.method == "list":
             changes = [dict(configuration) for configuration in self.configurations]
         elif self.method == "grid":
@@ -201,6 +207,10 @@ class SweepParams:
 
     def proposed(self) -> dict[str, str]:
         """Return the number of each trial that Optuna proposes, and of the trial it waits for."""
+        return dict(self._proposed)
+
+    @functools.cached_property
+    def _proposed(self) -> dict[str, str]:
         # Trial k waits for trial k - lag, so that at most `lag` trials run at a time.
         lag = self.parallel or 1
         later = range(lag + 1, (self.runs or 0) + 1) if self.method == "optuna" else ()
