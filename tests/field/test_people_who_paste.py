@@ -154,8 +154,8 @@ def test_message_of_an_interrupted_forced_run_advises_resume_instead_of_force(
     from pipeline import trainer
     from pipeline.errors import Interrupted
 
-    def stop(*args, on_start, **options):
-        on_start()
+    def stop(job, *, callbacks, **options):
+        callbacks[0].on_settings(job.settings)
         raise Interrupted("stopped")
 
     monkeypatch.chdir(tmp_path)
