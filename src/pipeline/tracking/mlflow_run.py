@@ -430,8 +430,8 @@ class MlflowRun(Sink):
 
     def _of_same(self, store: Store, **more: str) -> list[Any]:
         """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
-        wanted = self._identity(store) | more
-        query = " and ".join(f"tags.`{name}` = {_quoted(text)}" for name, text in wanted.items())
+        tags = self._identity(store) | more
+        query = " and ".join(f"tags.`{name}` = {_quoted(text)}" for name, text in tags.items())
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:

@@ -22,7 +22,7 @@ from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sa
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a run trains, for each of its processes; `pipeline.train` describes the other fields."""
+    """A run, as each of its processes needs it; `pipeline.train` describes the other fields."""
 
     env: object
     """Path of an executable; None for players that are started elsewhere, such as the Unity Editor;

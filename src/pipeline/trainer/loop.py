@@ -390,9 +390,9 @@ class TrainingLoop:
                 self._threads = run.get("threads", 1)
             else:
                 # A simulator in this process works only while this process does not compute.
-                own = int(isinstance(self.job.env, str | Path))
+                n_each = int(isinstance(self.job.env, str | Path))
                 envs = self.workers.envs
-                n_busy = sum(getattr(env, "n_other_processes", own) for env in envs)
+                n_busy = sum(getattr(env, "n_other_processes", n_each) for env in envs)
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
