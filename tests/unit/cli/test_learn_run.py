@@ -239,3 +239,11 @@ def test_a_simulator_steps_in_this_process_unless_a_process_would_work_at_the_sa
     run = load_run_settings(None, overrides=sections)
     source = learn_run._in_process(Plan(settings=run, flags={}, learners=learners), run)
     assert (None if source is None else source.options) == options
+
+
+@pytest.mark.parametrize(("parameters", "is_spread"), [(None, True), ({"wind": 2.0}, False)])
+def test_copies_are_not_spread_if_the_environment_has_parameters(parameters, is_spread):
+    sections = {"env_settings": {"env_path": "gymnasium:CartPole-v1"}}
+    sections |= {"behaviors": {"A": {}}, "environment_parameters": parameters}
+    run = load_run_settings(None, overrides=sections)
+    assert learn_run._in_process(Plan(settings=run, flags={}), run).is_spread is is_spread

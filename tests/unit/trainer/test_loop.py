@@ -383,3 +383,17 @@ def test_behavior_without_settings_gets_the_built_in_ones_with_one_warning(
     trainer.train(JobSpec(env, run, seed=1, run_dir=tmp_path), callbacks=[ends])
     said = [x.getMessage() for x in caplog.records if "built-in" in x.getMessage()]
     assert said == ["Toy: no settings are given for it, so it has the built-in ones."]
+
+
+@pytest.mark.parametrize("n_others", [[0], [3], [1, 2]])
+def test_only_processes_that_work_for_simulators_of_this_process_are_busy(
+    n_others, quick, tmp_path, in_process, monkeypatch
+):
+    asked = Mock(return_value=1)
+    monkeypatch.setattr("pipeline.trainer.loop.fastest_threads", asked)
+    envs = [in_process(Corridor(n_agents=2)) for _ in n_others]
+    for env, n in zip(envs, n_others, strict=True):
+        env.n_other_processes = n
+    job = JobSpec(envs, quick(), seed=1, run_dir=tmp_path, torch_threads=None)
+    trainer.train(job, callbacks=[EndsAfter(2)])
+    assert [call.kwargs["n_busy"] for call in asked.call_args_list] == [sum(n_others)]
